@@ -40,20 +40,20 @@ def test_a_run_gives_every_cell_with_its_privacy_and_history(results: fedpriv.Ru
         assert cell.model().shape == (7850,)
 
 
-def test_what_is_returned_is_frozen_and_read_back_the_same(results: fedpriv.RunResults) -> None:
+def test_run_results_are_frozen_and_load_back_equal(results: fedpriv.RunResults) -> None:
     assert fedpriv.load(results.folder) == results
     with pytest.raises(dataclasses.FrozenInstanceError):
         results.cells[0].test_loss = 0.0  # type: ignore[misc]
 
 
-def test_the_table_is_the_commands(results: fedpriv.RunResults) -> None:
+def test_the_table_of_run_results_equals_that_of_the_command(results: fedpriv.RunResults) -> None:
     assert results.table() == (results.folder / "table.md").read_text(encoding="utf-8")
     assert results.table("csv").startswith("privacy.rho,metric,mean")
     with pytest.raises(fedpriv.InputError, match="known styles are markdown, csv, latex"):
         results.table("html")  # type: ignore[arg-type]
 
 
-def test_set_overrides_and_narrows(tmp_path: Path) -> None:
+def test_the_set_argument_overrides_keys_and_narrows_sweeps(tmp_path: Path) -> None:
     changes = {"privacy.rho": 8.0, "seeds": [3], "federation.rounds": 4, "run.dtype": "float32"}
     (cell,) = fedpriv.run(sweep(), set=changes, out=tmp_path / "run").cells
     assert (cell.seed, cell.rounds, cell.scenario["run"]["dtype"]) == (3, 4, "float32")
@@ -61,12 +61,12 @@ def test_set_overrides_and_narrows(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("value", [{"a": 1}, object(), float("nan"), None])
-def test_a_value_that_no_scenario_can_hold_is_named(value: object) -> None:
+def test_a_set_value_of_an_invalid_type_is_refused_by_its_key(value: object) -> None:
     with pytest.raises(fedpriv.InputError, match=r"set: privacy\.rho = "):
         fedpriv.run(sweep(), set={"privacy.rho": value})
 
 
-def test_numbers_of_numpy_are_numbers(tmp_path: Path) -> None:
+def test_numpy_integers_are_accepted_as_scenario_values(tmp_path: Path) -> None:
     """Before: "expected a number", of np.int64(2)."""
     results = fedpriv.run(small_tree(), set={"federation.rounds": np.int64(2)}, out=tmp_path / "run")
     assert results[0].rounds == 2
@@ -76,7 +76,7 @@ def test_numbers_of_numpy_are_numbers(tmp_path: Path) -> None:
     ("arguments", "reason"),
     [({"loss": "huber"}, "loss: is the loss of a module"), ({"classes": 3}, "classes: is")],
 )
-def test_an_argument_that_would_not_be_read_is_refused(
+def test_arguments_without_effect_on_a_run_are_refused(
     tmp_path: Path, arguments: dict[str, Any], reason: str
 ) -> None:
     """Before: ignored in silence."""
@@ -84,7 +84,7 @@ def test_an_argument_that_would_not_be_read_is_refused(
         fedpriv.run(small_tree(), **arguments, out=tmp_path / "run")
 
 
-def test_losses_that_close_over_other_values_have_other_names() -> None:
+def test_loss_functions_with_different_closure_values_have_different_names() -> None:
     """Before: a run could be resumed with another loss, if only such a value was another one."""
 
     def scaled(factor: float) -> Callable[[Tensor, Tensor], Tensor]:
@@ -119,7 +119,7 @@ def test_losses_that_close_over_other_values_have_other_names() -> None:
         assert " at 0x" not in _describe_loss(make(1.0)), "a name of another process, too"
 
 
-def test_an_observer_hears_everything_and_the_end_of_a_failure(tmp_path: Path) -> None:
+def test_an_observer_is_notified_of_every_cell_and_of_the_end_of_a_failed_run(tmp_path: Path) -> None:
     class Listener(fedpriv.RunObserver):
         def __init__(self) -> None:
             self.heard: list[str] = []
@@ -145,7 +145,7 @@ def test_an_observer_hears_everything_and_the_end_of_a_failure(tmp_path: Path) -
     assert all(np.isfinite(cell.test_loss) for cell in whole.cells)
 
 
-def test_an_observer_hears_why_a_run_failed_before_it_ends(tmp_path: Path) -> None:
+def test_an_observer_receives_the_error_of_a_failed_run_before_its_end(tmp_path: Path) -> None:
     heard: list[str] = []
 
     class Listener(fedpriv.RunObserver):
@@ -160,7 +160,7 @@ def test_an_observer_hears_why_a_run_failed_before_it_ends(tmp_path: Path) -> No
     assert heard == [str(caught.value), "ended"]
 
 
-def test_public_names_are_there_and_no_others() -> None:
+def test_dir_of_fedpriv_lists_exactly_its_public_names() -> None:
     """Completion in a shell and in notebooks rests on `dir`; names are imported when they are first asked for."""
     assert {name for name in dir(fedpriv) if not name.startswith("__")} == set(fedpriv.__all__) - {"__version__"}
     assert all(getattr(fedpriv, name) is not None for name in fedpriv.__all__)

@@ -37,7 +37,7 @@ from tests.data.tables import rows, write_csv
 from tests.study.test_statistics import tree_of
 
 
-def test_the_interval_is_that_of_students_test_of_the_logarithms() -> None:
+def test_the_interval_of_timing_ratios_is_students_interval_of_their_logarithms() -> None:
     """The bounds are the ratios that a test at 5 % would just not reject."""
     ratios = [0.9, 1.1, 1.05, 0.97, 1.2]
     low, mean, high = interval(ratios)
@@ -46,7 +46,7 @@ def test_the_interval_is_that_of_students_test_of_the_logarithms() -> None:
         assert stats.ttest_1samp(np.log(ratios), math.log(bound)).pvalue == pytest.approx(0.05)
 
 
-def test_the_interval_covers_the_truth_as_often_as_it_says() -> None:
+def test_the_interval_of_timing_ratios_covers_at_its_nominal_rate() -> None:
     rng = np.random.default_rng(3)
     covered = 0
     for _ in range(400):
@@ -56,14 +56,14 @@ def test_the_interval_covers_the_truth_as_often_as_it_says() -> None:
 
 
 @pytest.mark.parametrize("ratios", [[0.5], [0.5, 0.5]])
-def test_a_pair_or_two_show_nothing(ratios: list[float]) -> None:
+def test_one_or_two_timing_ratios_show_no_difference(ratios: list[float]) -> None:
     low, mean, high = interval(ratios)
     assert mean == pytest.approx(0.5)
     assert verdict(low, high) == "no difference shown"
 
 
 @pytest.mark.slow
-def test_noise_in_an_output_is_that_of_the_comparison_of_mechanisms() -> None:
+def test_benchmark_output_noise_in_a_fixed_order_matches_the_mechanism_comparison() -> None:
     """In a fixed order, where both have it; by allocation less is needed."""
     row, settings = find_algorithm("dp-ftrl"), secret_noise.ROWS["heavy ball 0.9"][1]
     own = row.settings.model_validate(settings)
@@ -78,13 +78,13 @@ def test_noise_in_an_output_is_that_of_the_comparison_of_mechanisms() -> None:
     assert min(secret_noise.found("banded", "allocation", response, workload, 1, 1.0)) < min(fixed)
 
 
-def test_verdicts() -> None:
+def test_timing_verdicts_follow_the_interval_of_the_ratio() -> None:
     assert [verdict(0.8, 0.9), verdict(0.9, 1.1), verdict(1.1, 1.2)] == ["faster", "no difference shown", "slower"]
 
 
 @pytest.mark.parametrize("engine", ["vectorized", "inprocess"])
 @pytest.mark.parametrize("trust", ["untrusted", "trusted"])
-def test_a_clock_that_starts_after_round_1_has_all_draws_of_the_rounds_after_it(
+def test_the_benchmark_clock_after_round_1_includes_all_later_noise_draws(
     engine: str, trust: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Was: up to 16 rounds of a silo and three blocks of the vectorized engine were drawn before it started."""
@@ -113,7 +113,7 @@ def test_a_clock_that_starts_after_round_1_has_all_draws_of_the_rounds_after_it(
 
 
 @pytest.mark.slow
-def test_a_commit_that_there_is_not_is_one_line() -> None:
+def test_an_unknown_commit_is_refused_in_one_line() -> None:
     root = Path(__file__).resolve().parents[1]
     command = [sys.executable, "-m", "benchmarks.compare", "no-such-commit"]
     done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
@@ -122,7 +122,7 @@ def test_a_commit_that_there_is_not_is_one_line() -> None:
     assert len(done.stderr.splitlines()) == 1
 
 
-def test_a_run_of_benches_leaves_a_page_with_the_seconds_of_each_part(
+def test_a_benchmark_run_writes_a_page_with_the_seconds_of_each_part(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A part that cannot run here is one line, and the others go on; the page has what the terminal has."""
@@ -146,7 +146,7 @@ def _cell(row: str, mu: float, seed: int, accuracy: float) -> dict[str, Any]:
     return {"point": {"label.method": row, "privacy.mu": mu}, "seed": seed, "test_accuracy": accuracy}
 
 
-def test_rows_are_subtracted_within_a_column_and_a_seed() -> None:
+def test_differences_of_rows_are_taken_within_a_column_and_a_seed() -> None:
     """What seeds have in common falls out; a seed that only one of the rows has is left out."""
     cells = [
         *(_cell("a", 1.0, seed, 0.9 + 0.1 * seed) for seed in (0, 1, 2)),
@@ -161,12 +161,12 @@ def test_rows_are_subtracted_within_a_column_and_a_seed() -> None:
     assert found['{"privacy.mu": 4.0}'] == [-0.25]
 
 
-def test_a_row_that_the_run_has_not_is_named() -> None:
+def test_a_row_missing_from_the_run_is_refused_by_name() -> None:
     with pytest.raises(ValueError, match="'z': no such row"):
         differences([_cell("a", 1.0, 0, 0.9)], "a", "z")
 
 
-def test_the_interval_is_students() -> None:
+def test_the_interval_of_a_mean_uses_students_distribution() -> None:
     """Of five values: 2.776 standard errors."""
     mean, half = students_interval([1.0, 2.0, 3.0, 4.0, 5.0])
     assert mean == 3.0
@@ -175,7 +175,7 @@ def test_the_interval_is_students() -> None:
 
 
 @pytest.mark.parametrize(("key", "longer"), [("algorithm.step", 2.0**0.5), ("algorithm.beta", 0.5**0.5)])
-def test_five_settings_of_which_two_have_the_same_product(key: str, longer: float) -> None:
+def test_five_neighbouring_settings_scale_clip_norm_and_step_by_root_two(key: str, longer: float) -> None:
     """Steps are 1/β; a clip that falls by √2 goes with a step that is √2 longer."""
     centre = {"algorithm.clip": 4.0, key: 8.0, "algorithm.radius": 30.0}
     first, *others = neighbours(centre)
@@ -186,12 +186,12 @@ def test_five_settings_of_which_two_have_the_same_product(key: str, longer: floa
     assert steps == pytest.approx([8.0 * longer, 8.0 / longer, 8.0 * longer, 8.0 / longer], rel=2e-3)
 
 
-def test_neighbours_are_compared_on_seeds_of_their_own() -> None:
+def test_neighbouring_settings_are_compared_on_fresh_seeds() -> None:
     assert fresh_seeds([100]) == [101, 102]
     assert fresh_seeds([7, 3]) == [8, 9]
 
 
-def test_a_plan_is_shown_beside_what_its_table_has(tmp_path: Path) -> None:
+def test_the_statistics_benchmark_shows_the_true_counts_of_its_table(tmp_path: Path) -> None:
     held = rows(600)
     tables: list[dict[str, Any]] = [
         {"of": ["sex", "outcome"]},
@@ -212,12 +212,12 @@ def test_a_plan_is_shown_beside_what_its_table_has(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["trees, unequal clips", "centred moments"])
-def test_a_bound_that_is_exact_has_the_ratio_one(name: str) -> None:
+def test_an_exact_sensitivity_bound_has_a_ratio_of_one(name: str) -> None:
     cells = [cell.strip() for cell in row(name, 6).split("|")]
     assert cells[1:7] == [name, "6", "1.0000", "1.0000", "1.0000", "1.0000"]
 
 
-def test_differences_are_of_the_same_seeds_of_rows_and_of_runs() -> None:
+def test_accuracy_differences_are_paired_by_seed_between_rows_and_between_runs() -> None:
     """Rows may be lists, as shares are; another run is compared seed by seed with every point."""
     shares = [[1.0, 0.5], [1.0, 1.0]]
     cells = [
@@ -232,7 +232,7 @@ def test_differences_are_of_the_same_seeds_of_rows_and_of_runs() -> None:
         between(cells, cells)
 
 
-def test_the_theorems_exponent_stands_where_its_setting_holds() -> None:
+def test_the_exponent_of_the_theorem_is_shown_only_where_its_setting_holds() -> None:
     """A loss with a Lipschitz constant everywhere, and no noise."""
     path = Path(__file__).parents[1] / "scenarios" / "nonsmooth-goldstein.toml"
     few = ("seeds=1", "federation.rounds=[500]", 'algorithm.name=["goldstein-erm"]')
@@ -245,7 +245,7 @@ def test_the_theorems_exponent_stands_where_its_setting_holds() -> None:
     assert not any(exponents.values())
 
 
-def test_rival_bounds_by_orders_are_those_of_a_gaussian_where_the_loss_is_one() -> None:
+def test_renyi_bounds_from_samples_match_the_closed_form_of_a_gaussian() -> None:
     """Moments of samples miss tails, so that the rival looks a little better than it is."""
     losses = np.random.default_rng(0).normal(0.5, 1.0, 400_000)
     for delta in (1e-2, 1e-3):
@@ -254,7 +254,7 @@ def test_rival_bounds_by_orders_are_those_of_a_gaussian_where_the_loss_is_one() 
 
 
 @pytest.mark.slow
-def test_banded_noise_under_poisson_is_not_below_its_samples() -> None:
+def test_epsilon_of_banded_noise_under_poisson_sampling_is_not_below_monte_carlo_estimates() -> None:
     draw = np.random.default_rng(3)
     found = [point for _ in range(6) for point in KINDS["under Poisson, banded noise"](draw)]
     assert len(found) > 6
@@ -263,7 +263,7 @@ def test_banded_noise_under_poisson_is_not_below_its_samples() -> None:
 
 
 @pytest.mark.slow
-def test_a_bound_is_not_below_another_accountants() -> None:
+def test_epsilon_under_poisson_sampling_is_within_two_percent_of_another_accountant() -> None:
     draw = np.random.default_rng(2)
     for ours, least, middle, best in KINDS["Poisson"](draw):
         assert least <= ours

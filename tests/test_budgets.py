@@ -90,11 +90,11 @@ def counted() -> dict[Path, int]:
     return {path: statements(path) for path in sources()}
 
 
-def test_no_file_holds_more_than_one_thought(counted: dict[Path, int]) -> None:
+def test_no_source_file_exceeds_its_statement_limit(counted: dict[Path, int]) -> None:
     assert {str(path.relative_to(ROOT)): count for path, count in counted.items() if count > MOST_OF_A_FILE} == {}
 
 
-def test_no_room_grows(counted: dict[Path, int]) -> None:
+def test_no_package_exceeds_its_statement_ceiling(counted: dict[Path, int]) -> None:
     rooms = Counter[str]()
     for path, count in counted.items():
         rooms[room_of(path)] += count
@@ -104,13 +104,13 @@ def test_no_room_grows(counted: dict[Path, int]) -> None:
     assert lower == {}, "ceilings only fall: write these in ROOMS"
 
 
-def test_the_whole_does_not_grow(counted: dict[Path, int]) -> None:
+def test_the_total_statement_and_file_counts_stay_within_their_ceilings(counted: dict[Path, int]) -> None:
     assert sum(counted.values()) <= ALL <= sum(ROOMS.values())
     assert sum(count for path, count in counted.items() if not room_of(path).startswith("addons/")) <= CORE
     assert len(counted) <= FILES
 
 
-def test_the_page_has_the_measured_numbers(counted: dict[Path, int]) -> None:
+def test_the_architecture_page_states_the_measured_code_size(counted: dict[Path, int]) -> None:
     page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
     core = sum(count for path, count in counted.items() if not room_of(path).startswith("addons/"))
     figures = f"{core:,} statements in the core, {sum(counted.values()):,} with the add-ons, {len(counted)} files"
@@ -118,7 +118,7 @@ def test_the_page_has_the_measured_numbers(counted: dict[Path, int]) -> None:
     assert f"through {ROUND} files and a guard's through {GUARDED_ROUND}" in page.replace("\n", " ")
 
 
-def test_a_round_goes_through_no_more_files() -> None:
+def test_a_round_runs_through_no_more_files_than_its_ceiling() -> None:
     command = [sys.executable, "-m", "benchmarks.one_round", "--list"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     simulated, guarded = map(int, re.findall(r": (\d+) files$", done.stdout, re.MULTILINE))

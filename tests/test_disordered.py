@@ -43,7 +43,7 @@ def batch_gradient(module: nn.Module, features: Tensor, labels: Tensor) -> Tenso
 @pytest.mark.filterwarnings("ignore:There is a performance drop")
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("of", [gradients, batch_gradient])
-def test_right_and_repeatable_in_models(name: str, of: Callable[..., Tensor]) -> None:
+def test_disordered_gradients_of_models_are_correct_and_repeatable(name: str, of: Callable[..., Tensor]) -> None:
     make, shape = MODELS[name]
     torch.manual_seed(1)
     module, features = nn.Sequential(*make(), nn.Flatten()).double(), torch.randn(8, *shape).double()
@@ -72,7 +72,9 @@ PRODUCTS: list[Callable[[Tensor, Tensor], Tensor]] = [
 @pytest.mark.every(4)
 @pytest.mark.parametrize("product", PRODUCTS)
 @pytest.mark.parametrize("inference", [True, False])
-def test_place_size_and_address_decide(product: Callable[[Tensor, Tensor], Tensor], inference: bool) -> None:
+def test_disordered_rounding_depends_on_place_size_and_address(
+    product: Callable[[Tensor, Tensor], Tensor], inference: bool
+) -> None:
     """One row many times: the same numbers, other bits; of eight rows, since not every sum rounds differently."""
     generator = torch.Generator().manual_seed(2)
     rows = 3.0 * torch.randn(8, 785, generator=generator, dtype=torch.float64)
@@ -90,7 +92,7 @@ def test_place_size_and_address_decide(product: Callable[[Tensor, Tensor], Tenso
     assert all(max(kinds) > 1 for kinds in zip(*seen, strict=True))
 
 
-def test_numpy_by_name() -> None:
+def test_disordered_numpy_functions_are_correct_up_to_rounding_and_repeatable() -> None:
     generator = np.random.default_rng(3)
     a, b = generator.random((7, 300)), generator.random((300, 5))
     calls: tuple[Callable[[], np.ndarray], ...] = (

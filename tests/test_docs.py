@@ -2,7 +2,8 @@
 
 Every page is executed from top to bottom in a folder of its own: Python blocks, and the commands of `sh` blocks on
 scenarios cut down to small synthetic data.  A command whose comment begins with `long:`, `network:` or `manual:`
-is not executed; `test_not_executed` lists each of them as skipped, with that reason.
+is not executed; `test_commands_marked_as_not_executed_are_skipped_with_their_reason` lists each of them as skipped,
+with that reason.
 """
 
 import ast
@@ -104,7 +105,7 @@ def execute(command: Command) -> None:
 
 
 @pytest.mark.parametrize("command", [command for command in ALL if command.reason], ids=named)
-def test_not_executed(command: Command) -> None:
+def test_commands_marked_as_not_executed_are_skipped_with_their_reason(command: Command) -> None:
     program, *arguments = command.words
     if program == "make":
         assert f"\n{arguments[0]}:" in (ROOT / "Makefile").read_text(encoding="utf-8")
@@ -139,7 +140,7 @@ def shown_runs() -> Iterator[tuple[str, list[str]]]:
 @pytest.mark.parametrize(
     ("scenario", "overrides"), [run for run in shown_runs() if "data.name=synthetic" in run[1]]
 )
-def test_a_run_that_is_shown_has_records_enough(scenario: str, overrides: list[str]) -> None:
+def test_runs_shown_in_the_documentation_have_enough_records(scenario: str, overrides: list[str]) -> None:
     """The pages are executed on scenarios cut down; a reader has the whole ones."""
     path = ROOT / scenario if (ROOT / scenario).exists() else Path(scenario)  # or a name
     whole = load_scenario(path, [each for each in overrides if not each.startswith("model.")])
@@ -158,7 +159,7 @@ def test_every_block_has_a_language_that_is_checked(page: Path) -> None:
     [block for page in PAGES for block in blocks(page) if block.language == "toml"],
     ids=lambda block: f"{block.page}: {block.text.splitlines()[0]}",
 )
-def test_toml_is_a_scenario_a_part_of_one_a_tuning_file_or_a_policy(block: Block) -> None:
+def test_every_toml_block_is_a_valid_scenario_tuning_file_plan_or_policy(block: Block) -> None:
     tree = tomllib.loads(block.text)
     if "allow" in tree:
         Policy.model_validate(tree)
@@ -170,7 +171,7 @@ def test_toml_is_a_scenario_a_part_of_one_a_tuning_file_or_a_policy(block: Block
         parse_scenario({**small_tree(), **tree}, block.page)
 
 
-def test_the_scenario_of_the_reference_is_whole() -> None:
+def test_the_scenario_of_the_reference_page_is_complete() -> None:
     (source,) = [block.text for block in blocks(ROOT / "docs" / "scenarios.md") if block.language == "toml"][:1]
     assert len(parse_scenario(tomllib.loads(source), "scenarios.md").points) == 10
 

@@ -17,7 +17,7 @@ def module_name(path: Path) -> str:
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=module_name)
-def test_examples_give_what_they_say(path: Path) -> None:
+def test_docstring_examples_give_their_printed_output(path: Path) -> None:
     result = doctest.testmod(importlib.import_module(module_name(path)))
     assert result.attempted > 0
     assert result.failed == 0

@@ -32,7 +32,7 @@ def door_of(room: str) -> str:
 
 
 @pytest.mark.parametrize("room", ROOMS)
-def test_a_door_names_what_is_in_the_room(room: str) -> None:
+def test_a_package_docstring_names_at_least_three_members_of_its_package(room: str) -> None:
     """Three names at least; a table says more."""
     text = "\n".join(path.read_text(encoding="utf-8") for path in folder_of(room).rglob("*.py"))
     body = door_of(room).partition("\n")[2].partition("\nImports:")[0]
@@ -45,7 +45,7 @@ def test_a_door_names_what_is_in_the_room(room: str) -> None:
 
 
 @pytest.mark.parametrize("room", ROOMS)
-def test_a_door_says_what_its_room_may_import(room: str) -> None:
+def test_a_package_docstring_states_the_packages_it_may_import(room: str) -> None:
     """By the contract that lint-imports keeps; rooms that share a floor import those below it."""
     imports = door_of(room).partition("\nImports: ")[2].strip()
     if room.startswith("addons/"):

@@ -19,7 +19,9 @@ from fedpriv.protocol.messages import Refusal, read_refusal, refusal_content
         (check_data_name, "MNITS", "mnist"),
     ],
 )
-def test_a_misspelt_name_gets_the_closest(named: Callable[[str], object], wrong: str, right: str) -> None:
+def test_a_misspelt_name_gets_the_closest_known_name(
+    named: Callable[[str], object], wrong: str, right: str
+) -> None:
     with pytest.raises(InputError, match=f"; did you mean '{right}'\\?$"):
         named(wrong)
 
@@ -39,11 +41,11 @@ def test_a_name_far_from_all_gets_no_suggestion() -> None:
         ("a" * 600, "a" * 500 + " …"),
     ],
 )
-def test_what_another_party_wrote_is_one_line_that_a_terminal_only_shows(text: str, shown: str) -> None:
+def test_text_of_another_party_is_printed_as_one_line_without_control_characters(text: str, shown: str) -> None:
     assert sanitize_line(text) == shown
 
 
-def test_a_refusal_is_made_printable_where_it_comes_in() -> None:
+def test_control_characters_in_a_received_refusal_are_escaped() -> None:
     """Would give a silo the server's terminal: its title, its screen, a forged line of ours."""
     refusal = read_refusal(refusal_content(Refusal("\x1b[2Jfedpriv: all is well\n", is_final=True)))
     assert refusal is not None

@@ -16,7 +16,7 @@ EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 
 @pytest.mark.slow
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
-def test_an_example_runs(
+def test_every_example_script_runs_and_prints_output(
     example: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -25,7 +25,9 @@ def test_an_example_runs(
 
 
 @pytest.mark.slow
-def test_the_first_steps_show_what_privacy_costs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_first_steps_example_shows_a_loss_that_falls_with_mu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     names = runpy.run_path(str(next(path for path in EXAMPLES if path.stem == "first_steps")))
     results: fedpriv.RunResults = names["results"]

@@ -46,7 +46,7 @@ def tables(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     os.environ.pop(extensions.IMPORT_VARIABLE, None)
 
 
-def test_a_file_adds_data_here_and_in_processes_that_are_started(tmp_path: Path) -> None:
+def test_an_imported_file_adds_data_in_this_process_and_in_subprocesses(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(DATA, encoding="utf-8")
     extensions.import_files([tmp_path / "mine.py"])
     code = "from fedpriv.data.named import load; d = load('imported'); print(d.class_count, d.train_images.shape)"
@@ -54,7 +54,7 @@ def test_a_file_adds_data_here_and_in_processes_that_are_started(tmp_path: Path)
     assert said.strip() == "2 (40, 4)"
 
 
-def test_a_package_adds_rows_when_an_unknown_name_is_looked_up(
+def test_an_entry_point_package_is_imported_when_an_unknown_algorithm_is_looked_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     row = "dataclasses.replace(ALGORITHMS['dp-sgd'], name='from-a-package')"
@@ -78,7 +78,9 @@ def test_a_package_adds_rows_when_an_unknown_name_is_looked_up(
         (None, "cannot be read"),
     ],
 )
-def test_a_file_that_fails_is_named_in_one_line(tmp_path: Path, text: str | None, part: str) -> None:
+def test_an_import_file_that_fails_is_refused_in_one_line_with_its_path(
+    tmp_path: Path, text: str | None, part: str
+) -> None:
     path = tmp_path / "bad.py"
     if text is not None:
         path.write_text(text, encoding="utf-8")
@@ -90,12 +92,12 @@ def test_a_file_that_fails_is_named_in_one_line(tmp_path: Path, text: str | None
     assert extensions.IMPORT_VARIABLE not in os.environ
 
 
-def test_shipped_rows_cannot_be_replaced() -> None:
+def test_built_in_algorithms_cannot_be_replaced() -> None:
     with pytest.raises(fedpriv.InputError, match="'dp-sgd' is an algorithm of fedpriv"):
         fedpriv.add_algorithm(ALGORITHMS["dp-sgd"])
 
 
-def test_a_data_set_that_is_added_again_is_read_again() -> None:
+def test_a_data_set_added_again_under_one_name_is_loaded_again() -> None:
     cell = resolve_cell({**small_tree(), "data": {"name": "twice"}, "model": {"feature_norm": 1.0}}, "test")
     for classes in (2, 3):
         part = np.zeros((40, 4)), np.arange(40) % classes

@@ -49,7 +49,7 @@ def test_every_mutant_can_be_applied_and_its_test_exists() -> None:
     assert len(mutants()) >= 70
 
 
-def test_faults_are_told(tmp_path: Path) -> None:
+def test_stale_entries_of_a_mutant_list_are_reported(tmp_path: Path) -> None:
     (tmp_path / "module.py").write_text(MODULE)
     broken = LIST.replace("one >= other", "other").replace('"1 - 1"', '"1 +"')
     (tmp_path / "toy.toml").write_text(broken)
@@ -60,7 +60,7 @@ def test_faults_are_told(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_what_no_test_sees_survives_and_ends_with_exit_code_1(tmp_path: Path) -> None:
+def test_an_undetected_mutant_survives_and_ends_with_exit_code_1(tmp_path: Path) -> None:
     (tmp_path / "tests" / "mutants" / "lists").mkdir(parents=True)
     for name in ("__main__.py", "listing.py", "worker.py"):
         shutil.copy(LISTS.parent / name, tmp_path / "tests" / "mutants" / name)
@@ -105,7 +105,9 @@ OPERATORS = [
 
 
 @pytest.mark.parametrize(("source", "operator", "expected"), OPERATORS)
-def test_each_operator_slips(source: str, operator: str, expected: set[str]) -> None:
+def test_each_mutation_operator_generates_the_expected_mutants(
+    source: str, operator: str, expected: set[str]
+) -> None:
     slips = [slip for site in sites(source, FILE) for slip in site if slip.operator == operator]
     assert {slip.after.removeprefix("x = ") for slip in slips} == expected
     for slip in slips:
@@ -113,7 +115,7 @@ def test_each_operator_slips(source: str, operator: str, expected: set[str]) -> 
         assert slip.applied(source).count("\n") == source.count("\n")
 
 
-def test_texts_types_and_what_computes_the_same_are_no_slips() -> None:
+def test_strings_and_type_hints_generate_no_mutants() -> None:
     texts = (
         '"""Doc: 1 < 2."""\n__all__ = ["a" + "b"]\nx: Literal[1, 2]\n_log.info("%d", 1)\nf"{1 + 2}"\nraise E(1)'
     )
@@ -123,7 +125,7 @@ def test_texts_types_and_what_computes_the_same_are_no_slips() -> None:
     assert {slip.operator: slip.changes(source) for slip in slips} == {"call": True, "return": False}
 
 
-def test_a_draw_is_repeated_and_a_larger_one_begins_with_it() -> None:
+def test_a_random_sample_of_mutants_is_reproducible_and_extends_smaller_samples() -> None:
     file = "fedpriv/accounting/gaussian.py"
     every_site = sites((ROOT / file).read_text(encoding="utf-8"), file)
     drawn = draw(every_site, ROOMS, 12, seed=3)
@@ -133,7 +135,7 @@ def test_a_draw_is_repeated_and_a_larger_one_begins_with_it() -> None:
     assert len(ids) == len(set(ids)) > 100
 
 
-def test_a_slip_is_undone_byte_for_byte(tmp_path: Path) -> None:
+def test_a_mutated_file_is_restored_byte_for_byte(tmp_path: Path) -> None:
     path, before = tmp_path / "toy.py", "é = 1\r\nx = (a <\n     b)  # why\n".encode()
     path.write_bytes(before)
     time = path.stat().st_mtime_ns
@@ -143,7 +145,7 @@ def test_a_slip_is_undone_byte_for_byte(tmp_path: Path) -> None:
     assert (path.read_bytes(), path.stat().st_mtime_ns) == (before, time)
 
 
-def test_a_slip_changes_loaded_functions_unless_import_ran_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_mutant_replaces_loaded_functions_unless_import_ran_them(monkeypatch: pytest.MonkeyPatch) -> None:
     source = "class A:\n    n = 1\n    def f(self):\n        return 1 + 1\n"
     space: dict[str, type] = {}
     exec(compile(source, FILE, "exec"), space)
@@ -156,14 +158,14 @@ def test_a_slip_changes_loaded_functions_unless_import_ran_them(monkeypatch: pyt
     assert not warm.swapped(FILE, source, source.replace("1 + 1", "1 - 1"))
 
 
-def test_a_slip_meets_the_tests_of_its_room_first_and_the_quickest_of_them() -> None:
+def test_a_mutant_runs_the_quickest_tests_of_its_own_package_first() -> None:
     seconds = {"tests/loss/a.py::slow": 9.0, "tests/loss/a.py::quick": 1.0, "tests/data/b.py::quick": 0.1}
     order = ["tests/loss/a.py::quick", "tests/loss/a.py::slow", "tests/data/b.py::quick"]
     assert list(in_order(seconds, seconds, "loss", 20.0)) == order
     assert list(in_order(seconds, seconds, "loss", 2.0)) == [order[0], order[2]]
 
 
-def test_survivors_are_told_unless_marked(capsys: pytest.CaptureFixture[str]) -> None:
+def test_surviving_mutants_are_reported_unless_marked_equivalent(capsys: pytest.CaptureFixture[str]) -> None:
     slip = {"id": "1", "room": "loss", "file": FILE, "line": 1, "function": "f", "operator": "sign", "all": True}
     lines = [{**slip, "before": "1 + 1", "after": after, "outcome": "SURVIVED"} for after in ("1 - 1", "1 * 1")]
     keys = [(FILE, "f", "sign", "1 + 1", after) for after in ("1 - 1", "1 * 1")]
@@ -175,7 +177,7 @@ def test_survivors_are_told_unless_marked(capsys: pytest.CaptureFixture[str]) ->
     ]
 
 
-def test_no_equivalent_slip_is_stale() -> None:
+def test_no_mutant_marked_as_equivalent_is_stale() -> None:
     marked = equivalents()
     texts = {file: (ROOT / file).read_text(encoding="utf-8") for file in {key[0] for key in marked}}
     slips = [slip for file, text in texts.items() for site in sites(text, file) for slip in site]

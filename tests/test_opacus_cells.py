@@ -28,7 +28,7 @@ def cell_with(*settings: str) -> Cell:
 
 
 @pytest.mark.parametrize("name", ["cnn-epochs", "sentences", "lora-mnist"])
-def test_opacus_tries_what_fedpriv_tries_on_the_same_records(name: str) -> None:
+def test_the_opacus_bench_tries_the_settings_and_records_of_fedpriv(name: str) -> None:
     tried = list(asked(SCENARIOS / "tuning" / f"{name}.toml", ["privacy.epsilon=3.0"]))
     assert {cell.algorithm.settings.step for _, cell in tried} == {2.0, 4.0, 8.0, 16.0}  # type: ignore[attr-defined]
     assert {line["seed"] for line, _ in tried} == {100}
@@ -39,7 +39,7 @@ def test_opacus_tries_what_fedpriv_tries_on_the_same_records(name: str) -> None:
     assert {cell.seed for _, cell in asked(SCENARIOS / f"{name}.toml", ())} == set(scenario.seeds)
 
 
-def test_a_cell_that_opacus_has_not_is_refused() -> None:
+def test_cells_without_an_opacus_equivalent_are_refused() -> None:
     check(cell_with())
     for setting in ("federation.sampling=fixed", "privacy.relation=replace-one"):
         with pytest.raises(InputError, match="opacus_cells"):
@@ -49,7 +49,9 @@ def test_a_cell_that_opacus_has_not_is_refused() -> None:
 @pytest.mark.parametrize(
     ("there", "given"), [("own", "fedpriv"), ("fedpriv", "own"), ("fedpriv's with its multiplier", "fedpriv")]
 )
-def test_lines_of_other_draws_are_no_lines_of_these(there: Draws, given: Draws, tmp_path: Path) -> None:
+def test_results_with_other_noise_draws_are_not_continued_in_one_file(
+    there: Draws, given: Draws, tmp_path: Path
+) -> None:
     out = tmp_path / "out.jsonl"
     out.write_text(json.dumps({"point": {}, "seed": 0, "test_accuracy": 0.5, "draws": there}) + "\n")
     with pytest.raises(InputError, match="give another file"):
@@ -57,7 +59,7 @@ def test_lines_of_other_draws_are_no_lines_of_these(there: Draws, given: Draws, 
     assert len(out.read_text().splitlines()) == 1
 
 
-def test_its_network_begins_where_fedprivs_does() -> None:
+def test_the_opacus_network_starts_from_the_parameters_of_fedpriv() -> None:
     task = load_task(cell_with())
     module, records = module_of(task), task.test.features[:5]
     point = task.objective.initial()
@@ -66,7 +68,7 @@ def test_its_network_begins_where_fedprivs_does() -> None:
 
 
 @pytest.mark.slow
-def test_the_draws_that_it_gets_are_those_that_fedpriv_trains_with(tmp_path: Path) -> None:
+def test_dp_sgd_by_hand_with_the_exported_draws_reproduces_the_fedpriv_run(tmp_path: Path) -> None:
     """DP-SGD by hand, record after record, ends at the loss of fedpriv's run."""
     few: dict[str, Any] = {
         "federation.silos": [4], "federation.samples": 80, "federation.rounds": 4, "federation.epochs": 1,
@@ -93,7 +95,7 @@ def test_the_draws_that_it_gets_are_those_that_fedpriv_trains_with(tmp_path: Pat
     assert torch.allclose(point_by_hand, torch.from_numpy(result.model()), rtol=0.0, atol=1e-9)
 
 
-def test_the_lead_of_runs_with_the_same_draws_is_that_of_their_pairs() -> None:
+def test_the_accuracy_difference_of_runs_with_equal_draws_is_paired_by_seed() -> None:
     point = {"federation.silos": 20, "privacy.epsilon": 1.0}
     ours, theirs = [90.1, 70.4, 80.9], [90.0, 70.5, 80.7]
     cells = [{"point": point, "seed": seed, "test_accuracy": each / 100} for seed, each in enumerate(ours)]
@@ -107,7 +109,7 @@ def test_the_lead_of_runs_with_the_same_draws_is_that_of_their_pairs() -> None:
     assert list(table(cells, elsewhere))[2].endswith("| - | - |")  # other silos have other draws
 
 
-def test_the_lead_is_welchs_and_silos_are_beside_the_one_data_set() -> None:
+def test_the_accuracy_difference_of_independent_runs_has_welchs_interval() -> None:
     ours, theirs = [90.1, 90.4, 90.9], [90.0, 89.0, 89.9]
     mean, half = ahead(ours, theirs)
     found = stats.ttest_ind(ours, theirs, equal_var=False).confidence_interval()

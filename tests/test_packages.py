@@ -66,7 +66,7 @@ def project() -> dict[str, Any]:
     return tree
 
 
-def test_the_licence_is_an_expression_and_the_authors_are_those_to_cite() -> None:
+def test_the_licence_version_and_authors_match_the_citation_file() -> None:
     """A table `license = { file }` ends with setuptools of February 2027, and put 200 lines into a field."""
     cited = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
     assert (project()["license"], project()["license-files"]) == (cited["license"], ["LICENSE"])
@@ -75,7 +75,7 @@ def test_the_licence_is_an_expression_and_the_authors_are_those_to_cite() -> Non
     assert project()["version"] == cited["version"]
 
 
-def test_every_python_that_is_named_is_tested() -> None:
+def test_every_declared_python_version_is_tested_in_ci() -> None:
     jobs = yaml.safe_load((ROOT / ".github/workflows/ci.yml").read_text(encoding="utf-8"))["jobs"]
     everything = {
         step["with"]["python-version"]
@@ -88,7 +88,7 @@ def test_every_python_that_is_named_is_tested() -> None:
     assert project()["requires-python"] == f">={min(named, key=lambda text: int(text.split('.')[1]))}"
 
 
-def test_what_workflows_run_is_there_and_game_days_and_containers_are_among_it() -> None:
+def test_ci_workflows_run_existing_targets_including_game_days_and_containers() -> None:
     """Was: game day and end-to-end tests in no CI.  A job of a target that is gone is red when nobody looks."""
     workflows = [yaml.safe_load(path.read_text("utf-8")) for path in (ROOT / ".github/workflows").glob("*.yml")]
     commands = [
@@ -112,7 +112,7 @@ def test_what_workflows_run_is_there_and_game_days_and_containers_are_among_it()
     assert "$(MAKE) e2e" in release
 
 
-def test_publishing_stores_no_password() -> None:
+def test_the_publishing_workflow_uses_no_stored_secret() -> None:
     workflow = yaml.safe_load((ROOT / ".github/workflows/publish.yml").read_text(encoding="utf-8"))
     publish = workflow["jobs"]["publish"]
     assert publish["permissions"] == {"id-token": "write"}
@@ -140,7 +140,7 @@ def test_a_packages_readme_has_no_relative_link() -> None:
 
 
 @pytest.mark.parametrize("url", ["", "git@github.com:a/b", "http://a/b", "https://a/b c", 'https://a/b"\nx = "'])
-def test_a_package_of_no_repository_is_not_built(url: str, tmp_path: Path) -> None:
+def test_a_package_without_a_valid_repository_url_is_not_built(url: str, tmp_path: Path) -> None:
     package = runpy.run_path(str(ROOT / "deploy" / "package.py"))
     with pytest.raises(ValueError, match="expected the URL of the repository"):
         package["prepare"](url, tmp_path / "draft")
@@ -148,7 +148,7 @@ def test_a_package_of_no_repository_is_not_built(url: str, tmp_path: Path) -> No
 
 
 @pytest.mark.slow
-def test_a_wheels_metadata_is_what_an_index_shows(tmp_path: Path) -> None:
+def test_a_built_wheel_has_licence_author_and_source_metadata(tmp_path: Path) -> None:
     package = runpy.run_path(str(ROOT / "deploy" / "package.py"))
     package["prepare"](URL, tmp_path / "draft")
     subprocess.run(
@@ -167,19 +167,19 @@ def test_a_wheels_metadata_is_what_an_index_shows(tmp_path: Path) -> None:
     assert "](docs/" not in str(metadata.get_payload())
 
 
-def test_the_packages_that_are_installed_are_the_folders_with_modules() -> None:
+def test_pyproject_lists_every_folder_with_modules_as_a_package() -> None:
     """A package that pyproject.toml forgets would be missing from wheels alone."""
     setuptools = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"]
     found = {".".join(path.parent.relative_to(ROOT).parts) for path in (ROOT / "fedpriv").rglob("__init__.py")}
     assert set(setuptools["packages"]) == found | {"fedpriv.clients", "fedpriv.server", "fedpriv.scenario.shipped"}
 
 
-def test_no_file_of_the_repository_is_a_link(checkout: Path) -> None:
+def test_no_file_of_the_repository_is_a_symbolic_link(checkout: Path) -> None:
     """Some systems and archives turn links into text files."""
     assert [str(path) for path in checkout.rglob("*") if path.is_symlink()] == []
 
 
-def test_nothing_imports_the_two_folders_by_their_bare_names() -> None:
+def test_no_module_imports_server_or_clients_by_a_bare_name() -> None:
     bare = re.compile(r"^\s*(?:from|import) (?:server|clients)\b", re.MULTILINE)
     folders = ("fedpriv", "server", "clients", "tests", "benchmarks", "examples", "deploy")
     files = [path for folder in folders for path in (ROOT / folder).rglob("*.py")]
@@ -187,7 +187,9 @@ def test_nothing_imports_the_two_folders_by_their_bare_names() -> None:
 
 
 @pytest.mark.slow
-def test_an_editable_installation_runs_the_folders_at_the_top(checkout: Path, tmp_path: Path) -> None:
+def test_an_editable_installation_runs_the_top_level_server_and_client_folders(
+    checkout: Path, tmp_path: Path
+) -> None:
     site = tmp_path / "site"
     dependencies = [path for path in sys.path if path and Path(path).resolve() != ROOT]
     subprocess.run(
@@ -209,7 +211,7 @@ def test_an_editable_installation_runs_the_folders_at_the_top(checkout: Path, tm
 
 
 @pytest.mark.slow
-def test_flowers_bundle_has_the_apps_without_what_is_installed(checkout: Path, tmp_path: Path) -> None:
+def test_a_flower_bundle_runs_its_own_copy_of_the_apps(checkout: Path, tmp_path: Path) -> None:
     """The bundle's own copy is imported."""
     (tmp_path / "app.fab").write_bytes(build_fab_from_disk(checkout))
     zipfile.ZipFile(tmp_path / "app.fab").extractall(tmp_path / "app")
@@ -228,7 +230,7 @@ def test_flowers_bundle_has_the_apps_without_what_is_installed(checkout: Path, t
     assert "quickstart" in said
 
 
-def test_the_bundle_names_the_apps_and_no_format_that_refuses_the_licence() -> None:
+def test_the_flower_bundle_names_its_apps_and_no_format_version() -> None:
     """Version 1 of Flower's bundles refuses `license` as an SPDX expression, which Python's packages need."""
     app = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["flwr"]["app"]
     assert "fab-format-version" not in app

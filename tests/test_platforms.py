@@ -69,7 +69,7 @@ def test_a_simulation_needs_nothing_that_windows_lacks(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "command", ["list scenarios", "privacy convert --mu 1", "--help", "table run", "show run"]
 )
-def test_commands_without_processes_start(command: str, tmp_path: Path) -> None:
+def test_commands_that_start_no_process_work_without_linux_modules(command: str, tmp_path: Path) -> None:
     code = (
         "import sys\n"
         "import fedpriv\n"

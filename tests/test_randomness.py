@@ -16,7 +16,7 @@ DTYPES = [np.float32, np.float64]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_draws_are_standard_normal_and_the_test_has_power(dtype: type) -> None:
+def test_keyed_noise_is_standard_normal_by_a_test_with_power(dtype: type) -> None:
     """Kolmogorov-Smirnov at level 1e-4 on 4e5 values of a fixed seed; rejected at 2/3 and 3/2 of the std."""
     values = simulation_noise(7, dtype).vectors(2000, range(10), [1] * 10).ravel()
     values = np.concatenate([values, simulation_noise(7, dtype).vectors(38_000, range(10), [2] * 10).ravel()])
@@ -29,7 +29,7 @@ def test_draws_are_standard_normal_and_the_test_has_power(dtype: type) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_streams_are_uncorrelated(dtype: type) -> None:
+def test_noise_streams_of_different_places_and_keys_are_uncorrelated(dtype: type) -> None:
     """Owners, rounds, nodes and seeds give different streams: all |correlation| < 5/√n of fixed draws."""
     size = 20_000
     noise = simulation_noise(3, dtype)
@@ -60,7 +60,9 @@ def transcribed(key: bytes, size: int, bits: int, owner: int, t: int, node: int)
 
 @pytest.mark.parametrize(("dtype", "bits", "close"), [(np.float32, 32, 3e-6), (np.float64, 64, 1e-14)])
 @pytest.mark.parametrize("size", [1, 7, 130])
-def test_draws_are_those_of_a_transcription(dtype: type, bits: int, close: float, size: int) -> None:
+def test_keyed_noise_matches_a_transcription_of_its_definition(
+    dtype: type, bits: int, close: float, size: int
+) -> None:
     """Counters, bits of radii and angles, order: anything else would be other noise than what was analysed."""
     key = bytes(range(32))
     source = KeyedNormal(key, dtype)
@@ -75,7 +77,7 @@ def halves(vector: NDArray[np.floating]) -> tuple[NDArray[np.float64], NDArray[n
     return np.exp(-(cosines**2 + sines**2) / 2.0), np.arctan2(sines, cosines) / (2.0 * np.pi)
 
 
-def test_streams_have_no_random_word_in_common() -> None:
+def test_noise_streams_share_no_random_word() -> None:
     """A word that serves two nodes, rounds or owners makes their noise dependent: whoever sees both could tell.
 
     Every word of a stream is recovered from the float64 draws, as a radius or as an angle, whatever place it has.
@@ -90,7 +92,7 @@ def test_streams_have_no_random_word_in_common() -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_radii_have_many_bits(dtype: type) -> None:
+def test_box_muller_radii_have_many_random_bits(dtype: type) -> None:
     """Few radii tell noise from what it is added to: 15 bits fill 32,768 cells of 2^20, and their neighbours.
 
     Of 100,000 radii 95,400 are expected to be alone in theirs, with a standard deviation below 70.
@@ -111,7 +113,7 @@ def test_a_system_key_has_256_random_bits() -> None:
     assert len(np.unique(several.view(np.uint32))) > 64 * 8 - 3  # words that repeat: false alarm below 1e-12
 
 
-def test_a_vector_does_not_depend_on_what_else_is_drawn() -> None:
+def test_a_noise_vector_does_not_depend_on_others_drawn_with_it() -> None:
     noise = simulation_noise(5, np.float32)
     alone = noise.vector(7850, 3, 9)
     together = noise.vectors(7850, [1, 3, 4] * 7, [9] * 21)
@@ -121,7 +123,7 @@ def test_a_vector_does_not_depend_on_what_else_is_drawn() -> None:
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("size", [1, 7, 785, 200_001])
-def test_a_part_of_a_vector_is_that_part(dtype: type, size: int) -> None:
+def test_a_slice_of_a_noise_vector_equals_the_slice_of_the_whole(dtype: type, size: int) -> None:
     noise = simulation_noise(5, dtype)
     whole = noise.vector(size, 3, 9, 2)
     for first, last in {(0, size), (size // 3, size // 3 + 1), (size // 2, size), (size // 5, 4 * size // 5)}:
@@ -129,28 +131,28 @@ def test_a_part_of_a_vector_is_that_part(dtype: type, size: int) -> None:
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 5, 8, 785])
-def test_every_length_is_filled(size: int) -> None:
+def test_noise_vectors_of_every_length_have_finite_and_distinct_values(size: int) -> None:
     vector = simulation_noise(0, np.float32).vector(size, 0, 1)
     assert vector.shape == (size,)
     assert np.all(np.isfinite(vector))
     assert len(np.unique(vector)) == size
 
 
-def test_weighted_sum_is_the_sum_of_weighted_vectors() -> None:
+def test_the_weighted_sum_of_noise_is_the_sum_of_weighted_vectors() -> None:
     noise = simulation_noise(2, np.float64)
     owners, weights = list(range(11)), np.linspace(0.1, 2.0, 11)
     expected = sum(weight * noise.vector(500, owner, 4) for owner, weight in zip(owners, weights, strict=True))
     np.testing.assert_allclose(noise.weighted_sum(500, owners, list(weights), 4), expected, rtol=1e-12)
 
 
-def test_drawing_ahead_changes_nothing() -> None:
+def test_prefetched_noise_equals_noise_drawn_on_demand() -> None:
     noise = simulation_noise(6, np.float64)
     ahead = PrefetchedNoise(noise, 10, party=4, rounds=11, block_size=4)
     for t in [1, 2, 3, 4, 5, 5, 3, 11, 10, 12, 1]:
         assert np.array_equal(ahead.vector(t), noise.vector(10, 4, t))
 
 
-def test_refusals() -> None:
+def test_invalid_seeds_keys_and_types_are_refused() -> None:
     with pytest.raises(ValueError, match="non-negative"):
         seed_key(-1)
     with pytest.raises(ValueError, match="32 bytes"):
@@ -159,7 +161,7 @@ def test_refusals() -> None:
         KeyedNormal(system_key(), np.float16)
 
 
-def test_public_generator_is_reproducible_per_purpose() -> None:
+def test_the_public_generator_is_reproducible_for_each_purpose() -> None:
     first, again, other = (public_generator(1, purpose).random(4) for purpose in ("a", "a", "b"))
     assert np.array_equal(first, again)
     assert not np.array_equal(first, other)

@@ -34,7 +34,7 @@ def test_a_recording_is_equal_to_itself_in_another_process(some: dict[str, str],
     assert (tmp_path / "some.zip").read_bytes() == (tmp_path / "other.zip").read_bytes()
 
 
-def test_every_part_has_what_it_is_for(some: dict[str, str]) -> None:
+def test_a_recording_has_valid_entries_of_every_part(some: dict[str, str]) -> None:
     assert {name.split("/")[0] for name in some} == set(PARTS)
     assert len(set(some.values())) > 0.8 * len(some)
     integers = json.loads(some["rows/dp-ftrl/one epoch/untrusted/inprocess/integers/private"])
@@ -48,7 +48,7 @@ def test_every_part_has_what_it_is_for(some: dict[str, str]) -> None:
     assert "silos = -1: expected" in some["refusals/scenario/federation.silos = -1"]
 
 
-def test_one_other_digit_and_one_entry_more_are_seen(
+def test_a_comparison_of_recordings_finds_a_changed_digit_and_a_new_entry(
     some: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     name = "guards/tree/untrusted/restarted"

@@ -40,7 +40,7 @@ def menu() -> list[str]:
     return re.findall(r": (\S+\.md)$", nav, flags=re.MULTILINE)
 
 
-def test_every_page_is_in_the_menu_once_and_no_other() -> None:
+def test_every_documentation_page_is_in_the_menu_exactly_once() -> None:
     assert sorted(menu()) == sorted(str(path.relative_to(DOCS)) for path in DOCS.rglob("*.md"))
 
 
@@ -82,7 +82,7 @@ def test_the_reference_lists_commands_with_options_and_arguments(hooks: Any) -> 
     assert "| `RUN_DIR` | A folder that `fedpriv run` wrote. |" in text
 
 
-def test_marks_in_pages_are_replaced_and_unknown_ones_refused(hooks: Any) -> None:
+def test_generated_marks_in_pages_are_replaced_and_unknown_marks_refused(hooks: Any) -> None:
     replace = hooks.on_page_markdown
     assert replace("a\n<!-- generated: algorithms -->\nb", page=None) == f"a\n{hooks.algorithms_reference()}\nb"
     with pytest.raises(KeyError, match="nothing"):
@@ -114,7 +114,7 @@ def test_the_site_builds_without_a_warning_and_loads_nothing_from_elsewhere(tmp_
         assert [address for address in seen.requests if not address.startswith(("file:", "data:"))] == []
 
 
-def test_sites_of_versions_lie_side_by_side_and_the_newest_is_first(tmp_path: Path) -> None:
+def test_documentation_versions_are_listed_with_the_newest_first(tmp_path: Path) -> None:
     versions = script("versions")
     for name in ("0.2.0", "0.10.0", "0.9.1", "stylesheets"):
         (tmp_path / name).mkdir()
@@ -124,13 +124,13 @@ def test_sites_of_versions_lie_side_by_side_and_the_newest_is_first(tmp_path: Pa
     assert "url=0.10.0/index.html" in (tmp_path / "index.html").read_text()
 
 
-def test_the_version_is_the_same_wherever_it_stands() -> None:
+def test_the_version_agrees_in_pyproject_citation_and_changelog() -> None:
     version = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
     changes = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
     assert f"\nversion: {version}\n" in (ROOT / "CITATION.cff").read_text(encoding="utf-8")
     assert re.findall(r"^## (\S+)", changes, flags=re.MULTILINE)[:2] == ["Unreleased", version]
 
 
-def test_what_tells_the_tests_what_not_to_run_is_not_shown(hooks: Any) -> None:
+def test_comments_for_the_documentation_tests_are_removed_from_pages(hooks: Any) -> None:
     shown = hooks.on_page_markdown("<!-- long: an hour -->\n```sh\nmake run    # network: fetches\n```\n")
     assert shown == "```sh\nmake run    # fetches\n```\n"

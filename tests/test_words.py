@@ -28,12 +28,12 @@ def counts() -> dict[str, int]:
 
 
 @pytest.mark.parametrize("kind", CEILINGS)
-def test_no_more_places_stop_a_newcomer_than_before(kind: str, counts: dict[str, int]) -> None:
+def test_counts_of_unclear_wording_stay_below_their_ceilings(kind: str, counts: dict[str, int]) -> None:
     assert counts[kind] <= CEILINGS[kind], f"python -m tests.words {kind}"
     assert counts[kind] >= 0.9 * CEILINGS[kind] - 2, "ceilings only fall: write this count"
 
 
-def test_a_text_that_stops_is_seen(tmp_path: Path) -> None:
+def test_unclear_names_and_docstrings_are_detected_by_kind(tmp_path: Path) -> None:
     source = '''
 """Of the others; a private choice tells nothing of them."""
 
@@ -66,7 +66,7 @@ def load() -> int:
     assert first_sentence("One, e.g. two. Three.") == "One, e.g. two."
 
 
-def test_the_glossary_names_what_is_there() -> None:
+def test_every_code_reference_of_the_glossary_exists() -> None:
     page = (ROOT / "docs" / "glossary.md").read_text(encoding="utf-8")
     names = re.findall(r"`((?:fedpriv|server)\.[\w.]+)`", page)
     assert len(names) > 50

@@ -48,14 +48,16 @@ SEVERAL_EPOCHS = {  # (T, k, ε): z
 
 
 @pytest.mark.parametrize(("key", "golden"), in_parts(ONE_EPOCH.items(), list(ONE_EPOCH.items())[::3]))
-def test_golden_noise_of_one_epoch(key: tuple[int, float], golden: float) -> None:
+def test_calibrated_noise_of_one_epoch_matches_golden_multipliers(key: tuple[int, float], golden: float) -> None:
     bins, epsilon = key
     assert calibrate(epsilon, DELTA, bins).noise_multiplier == pytest.approx(golden, rel=1e-3)
 
 
 @pytest.mark.every(3)
 @pytest.mark.parametrize(("key", "golden"), in_parts(SEVERAL_EPOCHS.items(), list(SEVERAL_EPOCHS.items())[::3]))
-def test_golden_noise_of_several_epochs(key: tuple[int, int, float], golden: float) -> None:
+def test_calibrated_noise_of_several_epochs_matches_golden_multipliers(
+    key: tuple[int, int, float], golden: float
+) -> None:
     bins, epochs, epsilon = key
     assert calibrate(epsilon, DELTA, bins, epochs).noise_multiplier == pytest.approx(golden, rel=1e-3)
 
@@ -63,14 +65,16 @@ def test_golden_noise_of_several_epochs(key: tuple[int, int, float], golden: flo
 @pytest.mark.parametrize(
     ("epsilon", "golden", "chained"), [(EPSILON_03, 0.9881, 1.1417), (EPSILON_1, 0.5892, 0.6644)]
 )
-def test_golden_noise_under_replace_one(epsilon: float, golden: float, chained: float) -> None:
+def test_calibrated_replace_one_noise_matches_golden_values_below_the_triangle_bound(
+    epsilon: float, golden: float, chained: float
+) -> None:
     """By the symmetric pair; Poisson sampling needs 1.0411 and 0.6216, the chain of both directions more."""
     multiplier = calibrate(epsilon, DELTA, 60, relation="replace-one").noise_multiplier
     assert multiplier == pytest.approx(golden, rel=1e-3)
     assert multiplier < 0.9 * chained
 
 
-def test_epsilon_within_the_ends_that_another_accountant_gives() -> None:
+def test_epsilon_agrees_with_the_bounds_that_pld_accounting_gives() -> None:
     """PLD_accounting 2.0: 1.1254 and 1.1337 are its lower and its upper end; for five epochs its upper end."""
     assert 1.1254 < AllocatedGaussian(0.92098, 60).epsilon_of(DELTA) < 1.1337
     assert AllocatedGaussian(1.2, 60, 5).epsilon_of(DELTA) == pytest.approx(1.132, abs=1.5e-3)
@@ -84,20 +88,22 @@ def test_allocation_needs_less_noise_than_poisson_sampling(epsilon: float, poiss
     assert calibrate(epsilon, DELTA, 60).noise_multiplier < theirs
 
 
-def test_one_bin_kept_over_ten_epochs_is_much_worse_than_fresh_bins() -> None:
+def test_balls_in_bins_over_ten_epochs_needs_a_noise_multiplier_of_2_911() -> None:
     """Balls in bins: one epoch at z/√k.  Fresh bins: 1.531."""
     assert math.sqrt(10) * calibrate(EPSILON_03, DELTA, 60).noise_multiplier == pytest.approx(2.911, rel=1e-3)
 
 
 @pytest.mark.parametrize("relation", RELATIONS)
 @pytest.mark.parametrize(("z", "epochs"), [(0.8, 1), (3.0, 1), (2.0, 4)])
-def test_a_single_bin_is_the_exact_gaussian(relation: Relation, z: float, epochs: int) -> None:
+def test_allocation_to_a_single_round_matches_the_exact_gaussian(
+    relation: Relation, z: float, epochs: int
+) -> None:
     mu = (2.0 if relation == "replace-one" else 1.0) * math.sqrt(epochs) / z
     epsilon = AllocatedGaussian(z, 1, epochs, relation).epsilon_of(DELTA)
     assert gdp.epsilon_of(mu, DELTA) * (1 - 1e-9) <= epsilon <= gdp.epsilon_of(mu, DELTA) * (1 + 1e-6)
 
 
-def test_zero_out_and_replace_one_hold_for_whoever_sees_every_release() -> None:
+def test_two_round_deltas_bound_the_exact_hockey_sticks_under_both_relations() -> None:
     """The guarantee of AllocatedGaussian, against all events on a grid of two rounds, in one dimension.
 
     Zero-out: increment 1 against 0.  Replace-one: 1 against -1.  The unit's round is drawn among the two.
@@ -118,7 +124,7 @@ def test_zero_out_and_replace_one_hold_for_whoever_sees_every_release() -> None:
         assert hockey_stick(with_it, other, epsilon) <= replaced + 1e-7
 
 
-def test_two_epochs_agree_with_sampling() -> None:
+def test_two_epoch_removal_delta_agrees_with_monte_carlo() -> None:
     """E(1 - e^ε/(W_1 W_2))+ under P, 4.5 standard errors: a false alarm in 1.5e5 draws of the seed."""
     z, bins, samples = 1.0, 8, 400_000
     draw = np.random.default_rng(11)
@@ -138,7 +144,9 @@ def test_two_epochs_agree_with_sampling() -> None:
 @given(z=st.floats(0.3, 5.0), bins=st.integers(1, 300), epsilon=st.floats(0.0, 10.0))
 @example(z=0.3125, bins=90, epsilon=3.0)
 @example(z=0.6, bins=300, epsilon=3.0)
-def test_secrecy_never_costs_and_replace_one_never_costs_less(z: float, bins: int, epsilon: float) -> None:
+def test_secret_allocation_never_raises_delta_and_small_zero_out_deltas_are_below_replace_one(
+    z: float, bins: int, epsilon: float
+) -> None:
     """For a δ up to .3: above it zero-out's bound can be looser (z = .3, 300 bins: .54 and .17; .12 is exact)."""
     zero_out = AllocatedGaussian(z, bins).delta_of(epsilon)
     assert zero_out <= gdp.delta_of(1.0 / z, epsilon) * (1 + 1e-9) + 1e-20
@@ -150,7 +158,9 @@ def test_secrecy_never_costs_and_replace_one_never_costs_less(z: float, bins: in
 @pytest.mark.slow
 @settings(max_examples=8, deadline=None)
 @given(z=st.floats(0.5, 3.0), bins=st.integers(2, 100), epsilon=st.floats(0.0, 5.0))
-def test_more_noise_more_bins_and_larger_epsilon_cost_less(z: float, bins: int, epsilon: float) -> None:
+def test_delta_does_not_rise_with_more_noise_more_rounds_or_larger_epsilon(
+    z: float, bins: int, epsilon: float
+) -> None:
     """Up to 2 % + 1e-8: the bounds' looseness may differ between two settings."""
     base = AllocatedGaussian(z, bins).delta_of(epsilon)
     for better in (AllocatedGaussian(1.05 * z, bins), AllocatedGaussian(z, bins + 5)):
@@ -158,14 +168,14 @@ def test_more_noise_more_bins_and_larger_epsilon_cost_less(z: float, bins: int, 
     assert AllocatedGaussian(z, bins).delta_of(epsilon + 0.1) <= base
 
 
-def test_as_many_rounds_as_there_may_be_cost_no_more_under_zero_out_and_less_than_fewer() -> None:
+def test_zero_out_epsilon_of_100000_rounds_is_below_replace_one_and_below_30000_rounds() -> None:
     """Before: ε = 0.043 of 100,000 rounds at z = 5, 38 times the truth, and 0.0049 of a third as many."""
     most, fewer = (AllocatedGaussian(5.0, bins).epsilon_of(1e-5) for bins in (100_000, 30_000))
     assert most <= AllocatedGaussian(5.0, 100_000, relation="replace-one").epsilon_of(1e-5)
     assert most < 0.003 < fewer
 
 
-def test_an_epoch_more_costs_more() -> None:
+def test_epsilon_rises_with_the_number_of_epochs() -> None:
     costs = [AllocatedGaussian(1.5, 60, epochs).epsilon_of(DELTA) for epochs in (1, 2, 4, 8)]
     assert costs == sorted(costs)
     assert costs[-1] < gdp.epsilon_of(math.sqrt(8) / 1.5, DELTA)
@@ -176,7 +186,9 @@ def test_an_epoch_more_costs_more() -> None:
     ("asked", "relation"),
     in_turn([(1.0, 60, 1), (4.0, 16, 3), (20.0, 60, 1), (0.1, 600, 1)], RELATIONS),
 )
-def test_calibrated_is_what_it_was_asked_for(asked: tuple[float, int, int], relation: Relation) -> None:
+def test_calibrated_noise_multiplier_is_the_smallest_that_meets_the_epsilon_target(
+    asked: tuple[float, int, int], relation: Relation
+) -> None:
     epsilon, bins, epochs = asked
     mechanism = calibrate(epsilon, DELTA, bins, epochs, relation)
     assert mechanism.epsilon_of(DELTA) <= epsilon
@@ -184,7 +196,7 @@ def test_calibrated_is_what_it_was_asked_for(asked: tuple[float, int, int], rela
     assert less.epsilon_of(DELTA) > epsilon
 
 
-def test_what_is_out_of_range_stays_safe() -> None:
+def test_epsilon_falls_back_to_the_known_round_bound_where_grids_resolve_nothing() -> None:
     """Where the grids resolve nothing, what is left is the bound of a known round."""
     assert AllocatedGaussian(0.05, 60).epsilon_of(DELTA) <= gdp.epsilon_of(20.0, DELTA) * (1 + 1e-9)
     with pytest.raises(InputError, match="epochs = 0"):
@@ -206,7 +218,9 @@ def added(z: float, bins: int, epsilon: float, size: int, cap: float = 8.0) -> f
 
 
 @pytest.mark.parametrize(("z", "epsilon"), [(0.5, 0.0), (0.5, 3.0), (0.8, 1.0), (1.5, 0.5), (3.0, 0.2)])
-def test_two_and_three_rounds_are_the_quadrature_on_the_safe_side(z: float, epsilon: float) -> None:
+def test_removal_and_addition_deltas_of_two_and_three_rounds_are_just_above_quadrature(
+    z: float, epsilon: float
+) -> None:
     for bins, accuracy, truth in ((2, 1e-9, of_two_rounds(z, epsilon)), (3, 2e-6, of_three_rounds(z, epsilon))):
         bounds = removed(z, bins, epsilon, 2**15), added(z, bins, epsilon, 2**15)
         for true, bound in zip(truth, bounds, strict=True):
@@ -220,7 +234,9 @@ def test_two_and_three_rounds_are_the_quadrature_on_the_safe_side(z: float, epsi
         (0.4290, 60, 8.0, 150_000), (0.8964, 240, 0.5, 40_000),
     ],
 )  # fmt: skip
-def test_many_rounds_agree_with_unbiased_sampling(z: float, rounds: int, epsilon: float, samples: int) -> None:
+def test_removal_delta_of_many_rounds_agrees_with_unbiased_monte_carlo(
+    z: float, rounds: int, epsilon: float, samples: int
+) -> None:
     """4.5 standard errors: a false alarm in 1.5e5 draws of the seed."""
     estimate, error = removed_by_sampling(z, rounds, epsilon, samples, seed=7)
     assert error < 0.05 * estimate
@@ -228,7 +244,7 @@ def test_many_rounds_agree_with_unbiased_sampling(z: float, rounds: int, epsilon
 
 
 @pytest.mark.parametrize(("z", "spacing"), [(0.4, 0.05), (0.92, 0.007), (2.0, 0.3), (10.0, 0.01)])
-def test_the_masses_on_the_grid_are_those_of_mpmath(z: float, spacing: float) -> None:
+def test_grid_masses_match_high_precision_values_from_mpmath(z: float, spacing: float) -> None:
     """E max(0, 1 - |Y - jh|/h), the share of a neighbour, with fifty digits."""
     masses = grid_masses(z, spacing, 2**12)
     half = 0.5 / mpmath.mpf(z)
@@ -250,7 +266,9 @@ def test_the_masses_on_the_grid_are_those_of_mpmath(z: float, spacing: float) ->
 
 @settings(max_examples=30, deadline=None)
 @given(z=multipliers, spacing=st.floats(0.02, 0.5))
-def test_the_grid_keeps_the_mean_and_lies_above_in_convex_order(z: float, spacing: float) -> None:
+def test_likelihood_ratio_grid_never_exceeds_mean_one_and_dominates_in_convex_order(
+    z: float, spacing: float
+) -> None:
     size = 2**12
     masses, points = grid_masses(z, spacing, size), spacing * np.arange(size)
     assert float(masses.sum()) <= 1.0 + 1e-12
@@ -264,7 +282,9 @@ def test_the_grid_keeps_the_mean_and_lies_above_in_convex_order(z: float, spacin
 
 @settings(max_examples=25, deadline=None)
 @given(z=multipliers, bins=st.integers(1, 100), epsilon=st.floats(0.0, 6.0))
-def test_a_finer_grid_is_never_above_twice_as_coarse_a_one(z: float, bins: int, epsilon: float) -> None:
+def test_delta_on_a_finer_grid_is_never_above_that_on_one_twice_as_coarse(
+    z: float, bins: int, epsilon: float
+) -> None:
     """The fine grid's Y, moved to the coarse grid that it contains, is the coarse one's Y."""
     end = grid_end(z, bins, 1e-9)
     coarse = removal_loss_distribution(z, bins, 2**10, end).deltas(epsilon)

@@ -43,7 +43,7 @@ def test_gaussian_curves_hold_the_exact_delta_between_them(mu: float, epsilon: f
 
 
 @pytest.mark.parametrize("mu", [0.1, 1.0, 5.0])
-def test_epsilon_at_was_tried_and_is_the_smallest(mu: float) -> None:
+def test_epsilon_at_returns_the_smallest_epsilon_whose_delta_meets_the_target(mu: float) -> None:
     epsilon = curves.epsilon_at(curves.gaussian_curve(mu), DELTA)
     assert curves.delta_at(curves.gaussian_curve(mu), epsilon) <= DELTA
     assert epsilon == pytest.approx(gdp.epsilon_of(mu, DELTA), rel=1e-9)
@@ -51,7 +51,7 @@ def test_epsilon_at_was_tried_and_is_the_smallest(mu: float) -> None:
     assert curves.epsilon_at(curves.gaussian_curve(0.0), DELTA) == 0.0
 
 
-def test_lowest_and_highest() -> None:
+def test_lowest_and_highest_curves_are_the_pointwise_minimum_and_maximum() -> None:
     at, (low, high) = np.array([0.0, 1.0, 3.0]), (curves.gaussian_curve(1.0), curves.gaussian_curve(2.0))
     assert np.array_equal(curves.lowest_curve([low, high])(at), low(at))
     assert np.array_equal(curves.highest_curve([low, high])(at), high(at))
@@ -59,7 +59,9 @@ def test_lowest_and_highest() -> None:
 
 @settings(max_examples=50, deadline=None)
 @given(first=st.floats(0.05, 3.0), second=st.floats(0.05, 3.0), epsilon=st.floats(0.0, 20.0))
-def test_chained_is_above_the_sum_of_two_shifts(first: float, second: float, epsilon: float) -> None:
+def test_triangle_curve_of_two_gaussian_shifts_is_above_the_exact_delta_of_their_sum(
+    first: float, second: float, epsilon: float
+) -> None:
     """N(μ₁ + μ₂, 1) against N(0, 1) through N(μ₂, 1): the chain is a bound of what is exactly known."""
     bound = curves.delta_at(
         curves.triangle_curve(curves.gaussian_curve(first), curves.gaussian_curve(second)), epsilon
@@ -71,13 +73,13 @@ def test_chained_is_above_the_sum_of_two_shifts(first: float, second: float, eps
 
 
 @pytest.mark.parametrize(("size", "together"), [(2, 9.997), (8, 65.32)])
-def test_golden_group_privacy_of_fixed_orders(size: int, together: float) -> None:
+def test_group_epsilons_of_a_fixed_order_match_golden_values(size: int, together: float) -> None:
     assert gdp.epsilon_of(curves.group_mu(1.0, size), DELTA) == pytest.approx(together, abs=5e-3)
     assert curves.group_mu(1.0, 1) == 1.0
 
 
 @pytest.mark.slow
-def test_the_root_rule_is_false_for_sampled_runs_and_the_chain_holds() -> None:
+def test_square_root_rule_for_groups_fails_under_allocation_while_the_triangle_bound_holds() -> None:
     """Two units with secret rounds of their own, by sampling; 4.5 standard errors: one false alarm in 1.5e5 seeds.
 
     W is the mean over i, j of the ratio of N(e_i + e_j, z²): Y_i Y_j, or Y_i² e^(-1/z²) where i = j.
@@ -104,7 +106,7 @@ def test_the_root_rule_is_false_for_sampled_runs_and_the_chain_holds() -> None:
 
 @settings(max_examples=50, deadline=None)
 @given(mu=st.floats(0.05, 2.0), size=st.integers(1, 8), epsilon=st.floats(0.0, 20.0))
-def test_the_chain_is_above_exact_group_privacy(mu: float, size: int, epsilon: float) -> None:
+def test_group_privacy_curve_is_above_the_exact_gaussian_group_delta(mu: float, size: int, epsilon: float) -> None:
     bound = curves.delta_at(curves.group_privacy_curve(curves.gaussian_curve(mu), size), epsilon)
     assert bound >= gdp.delta_of(size * mu, epsilon) * (1 - 1e-9)
 
@@ -115,7 +117,9 @@ def test_the_chain_is_above_exact_group_privacy(mu: float, size: int, epsilon: f
 @pytest.mark.parametrize("mu", [0.3, 1.0])
 @pytest.mark.parametrize("step", [0.2, 0.05, 1e-3])
 @pytest.mark.parametrize("times", [1, 4, 20])
-def test_a_lattice_raises_delta_and_a_fine_one_hardly(mu: float, step: float, times: int) -> None:
+def test_rounding_losses_to_a_grid_raises_delta_and_a_fine_grid_only_slightly(
+    mu: float, step: float, times: int
+) -> None:
     law = gaussian_losses(mu).to_grid(step).self_compose(times)
     for epsilon in (0.0, 0.7, 2.0):
         exact = gdp.delta_of(math.sqrt(times) * mu, epsilon)
@@ -132,7 +136,9 @@ def test_a_lattice_raises_delta_and_a_fine_one_hardly(mu: float, step: float, ti
     step=st.floats(0.01, 1.0),
     epsilon=st.floats(0.0, 8.0),
 )
-def test_a_grid_raises_every_delta(masses: list[float], losses: list[float], step: float, epsilon: float) -> None:
+def test_loss_grid_never_lowers_the_delta_of_one_release_or_two(
+    masses: list[float], losses: list[float], step: float, epsilon: float
+) -> None:
     """The guarantee of on_lattice, against the atoms, for one release and for two."""
     share = np.array(masses) / (sum(masses) + 0.01)
     law = PrivacyLossDistribution(np.sort(np.array(losses[: len(share)])), share, 1.0 - float(share.sum()))
@@ -150,7 +156,7 @@ def test_a_grid_raises_every_delta(masses: list[float], losses: list[float], ste
 # Calibration, capacity, imports
 
 
-def test_smallest_noise_was_computed_by_the_fine_bound() -> None:
+def test_min_noise_multiplier_is_verified_with_the_fine_delta_bound() -> None:
     """The guarantee of smallest_noise, with a coarse bound that is 40 % off and one that is not a bound at all."""
     tried: dict[float, float] = {}
 
@@ -182,7 +188,7 @@ def test_a_search_computes_the_fine_bound_a_few_times(factor: float, most: int) 
 
 
 @pytest.mark.parametrize(("units", "rate"), [(1000, 1 / 60), (60_000, 1 / 60), (50, 0.5), (1, 0.3), (10**7, 1e-4)])
-def test_capacity_is_the_smallest_that_is_exceeded_rarely(units: int, rate: float) -> None:
+def test_round_capacity_is_the_smallest_with_a_negligible_overflow_probability(units: int, rate: float) -> None:
     round_capacity = find_capacity(units, rate)
     exact = float(binom.sf(round_capacity.row_count, units, rate))
     assert exact <= round_capacity.overflow_probability <= 2.0**-40
@@ -192,7 +198,7 @@ def test_capacity_is_the_smallest_that_is_exceeded_rarely(units: int, rate: floa
     assert round_capacity.row_count <= units
 
 
-def test_nothing_is_computed_by_dp_accounting() -> None:
+def test_poisson_calibration_works_without_the_dp_accounting_package() -> None:
     """It keeps attrs below 24 for all that is installed beside it, so that it is an oracle of the tests alone."""
     code = (
         "import sys; sys.modules['dp_accounting'] = None\n"
@@ -214,7 +220,7 @@ def test_the_accountants_import_no_torch_and_no_dp_accounting() -> None:
     assert done.stdout.split() == ["False", "False"]
 
 
-def test_what_a_lattice_cuts_off_above_counts_as_infinite() -> None:
+def test_probability_mass_above_the_loss_grid_counts_as_infinite_loss() -> None:
     """A mass of 5e-17 at the loss 50: beyond what is kept, and never dropped."""
     law = PrivacyLossDistribution(np.array([-1.0, 1.0, 50.0]), np.array([0.5, 0.5, 5e-17]), 0.0)
     assert law.to_grid(0.1).infinity_mass == 5e-17
@@ -236,6 +242,6 @@ def test_every_delta_has_margins_for_rounding() -> None:
         assert float(law.deltas(1.0)) == pytest.approx(infinite * (1.0 + 1e-9) + 1e-12, rel=1e-14, abs=0.0)
 
 
-def test_a_long_composition_counts_its_rounding_as_infinite() -> None:
+def test_rounding_error_of_a_long_composition_is_added_to_its_infinity_mass() -> None:
     """1e-15 a release: 10,000 of them pass the 1e-12 that every composition adds."""
     assert GridLossDistribution(1e-3, 0, np.array([0.5, 0.5]), 0.0).self_compose(10_000).infinity_mass >= 1e-11

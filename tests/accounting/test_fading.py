@@ -50,7 +50,9 @@ def quadrature(chain: chains.CovarianceChain) -> tuple[Curve, Curve, Curve]:
         (3, 0.7, 0.6),
     ],
 )  # fmt: skip
-def test_few_rounds_are_the_quadrature_on_the_safe_side(rounds: int, decay: float, first: float) -> None:
+def test_delta_bound_of_up_to_three_correlated_rounds_is_not_below_quadrature(
+    rounds: int, decay: float, first: float
+) -> None:
     """The guarantee of `fading` for one epoch: zero-out in both orders and replace-one."""
     chain, epsilons = chain_of(decay, rounds, first), EPSILONS[::3] * math.sqrt(first)
     epoch = fading.ChainEpoch(chain, fading.FINE)
@@ -66,7 +68,7 @@ def test_few_rounds_are_the_quadrature_on_the_safe_side(rounds: int, decay: floa
 
 
 @pytest.mark.parametrize("decay", [0.8, 0.95])
-def test_the_bound_of_an_exchange_falls_far_from_zero(decay: float) -> None:
+def test_replace_one_delta_bound_keeps_falling_at_large_epsilon(decay: float) -> None:
     """A grid of sums that is fine at their mean, and not at the threshold, stops falling near 1e-7."""
     chain = chain_of(decay, 20, 1.2)
     found = require(fading.epoch_replacement_losses(fading.ChainEpoch(chain, fading.FINE))).deltas
@@ -76,14 +78,16 @@ def test_the_bound_of_an_exchange_falls_far_from_zero(decay: float) -> None:
 
 
 @pytest.mark.parametrize("decay", [0.5, 0.8])
-def test_an_exchange_takes_few_distributions_of_sums(decay: float, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_replace_one_bound_computes_at_most_sixty_likelihood_ratio_distributions(
+    decay: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
     grids = Mock(wraps=fading.sum_distribution)
     monkeypatch.setattr(fading, "sum_distribution", grids)
     require(fading.epoch_replacement_losses(fading.ChainEpoch(chain_of(decay, 20, 1.2), fading.FINE)))
     assert 20 <= grids.call_count <= 60
 
 
-def test_chains_lie_above_what_they_are_asked_to_and_are_exact_where_it_is_one() -> None:
+def test_dominating_markov_covariances_are_upper_bounds_and_exact_for_markov_inputs() -> None:
     draw = np.random.default_rng(3)
     for _ in range(20):
         rounds = int(draw.integers(1, 9))
@@ -131,7 +135,7 @@ def test_overlaps_that_rise_are_bounded_by_a_decay_of_one() -> None:
     assert chain.next_covariances == pytest.approx((0.6,))
 
 
-def test_a_step_to_the_lattice_keeps_means_and_what_its_moments_promise() -> None:
+def test_grid_transitions_preserve_mass_and_mean_and_bound_the_exponential_moment_error() -> None:
     """Rows of a walk are probabilities, their mean is kept, and E e^(re) is m(r) (1 ± η(r)) for every start."""
     lattice = chains.ExponentGrid(chain_of(0.7, 4), 0.5, 400)
     std = float(lattice.stds[1])
@@ -146,7 +150,7 @@ def test_a_step_to_the_lattice_keeps_means_and_what_its_moments_promise() -> Non
         assert np.all(np.abs(found / (1.0 + size**2 / 8.0) - 1.0) <= error + 1e-12)
 
 
-def test_what_leaves_the_lattice_is_less_than_is_added() -> None:
+def test_probability_lost_beyond_the_exponent_grid_is_within_its_allowance() -> None:
     lattice = chains.ExponentGrid(chain_of(0.9, 12), 0.4, 80)
     tilted = lattice.prior * np.exp(lattice.points - 0.5) / (1.0 + lattice.step**2 / 8.0)
     assert 1.0 - float(np.sum(lattice.prior)) <= chains.LOST_MEAN + 1e-15
@@ -166,7 +170,7 @@ def test_the_lattice_has_about_as_many_points_as_it_may(most: int) -> None:
     assert most <= chains.ExponentGrid(chain_of(0.1, 3), 0.1, most).size <= most + 12
 
 
-def test_a_grid_of_sums_keeps_means_and_says_what_lies_above_it() -> None:
+def test_sum_grid_preserves_the_mean_and_reports_what_lies_above_its_top() -> None:
     sums = chains.SumGrid(-1.0, 3.0, 0.1, 0.05)
     law = np.zeros((2, len(sums.points)))
     law[:, sums.zero] = 1.0
@@ -188,7 +192,7 @@ def test_sums_are_resolved_as_is_documented(bins: int, finer: float) -> None:
     assert 4.0 * epoch.largest_sum <= grid.points[-1] <= 4.0 * epoch.largest_sum * math.exp(step)
 
 
-def test_a_mass_far_below_every_delta_is_kept_where_a_sum_is_large() -> None:
+def test_tiny_mass_at_a_large_likelihood_ratio_sum_is_not_dropped() -> None:
     """At a variance of 25 sums reach 1e21: a mass of 1e-31 there is a hundred times what is added to every δ."""
     sums = chains.SumGrid(-1.0, 1e21, 1.0, 0.05)
     law = np.zeros((1, len(sums.points)))
@@ -211,7 +215,9 @@ def run_of(
 
 
 @pytest.mark.parametrize("mechanism", MECHANISMS, ids=lambda mechanism: mechanism.name)
-def test_it_is_smaller_than_by_the_two_nearest_rounds(mechanism: BufferedToeplitz) -> None:
+def test_epsilon_from_markov_covariances_is_at_least_ten_percent_below_the_largest_overlap_bound(
+    mechanism: BufferedToeplitz,
+) -> None:
     order = RandomAllocation(40, 20, 5)
     run = run_of(mechanism, order, "zero-out", 1.5)
     assert run.overlaps is not None
@@ -219,7 +225,7 @@ def test_it_is_smaller_than_by_the_two_nearest_rounds(mechanism: BufferedToeplit
     assert run.epsilon_of(1e-3) < 0.9 * before.epsilon_of(1e-3)
 
 
-def test_chains_lie_above_every_group_and_a_calibration_meets_its_target() -> None:
+def test_overlap_bound_covers_a_group_with_larger_clips_and_calibration_meets_its_epsilon() -> None:
     """A group whose clips are larger than those of group 0 counts, and so does what rounds overlap by."""
     order = RandomAllocation(24, 12, 3)
     clips = np.where(np.arange(24) % 3 == 1, 1.0, 0.4)
@@ -233,7 +239,7 @@ def test_chains_lie_above_every_group_and_a_calibration_meets_its_target() -> No
     assert 0.97 < order.guarantee(sums, asked).epsilon_of(1e-3) <= 1.0
 
 
-def test_a_drawn_partition_has_no_chain() -> None:
+def test_balanced_subsampling_has_no_markov_bound_of_its_column_overlaps() -> None:
     """Parts of balanced subsampling have rounds of any distance: `displacement_and_overlap` alone bounds them."""
     assert run_of(MECHANISMS[0], BalancedSubsampling(40, 20, 5), "zero-out", 1.5).overlaps is None
 
@@ -243,7 +249,7 @@ SLOW_AND_FAST = 0.5 + 0.5 * 0.2 ** lags(4)
 
 
 @pytest.mark.parametrize("moved", [FADING, SLOW_AND_FAST], ids=["one buffer", "a slow and a fast one"])
-def test_overlaps_of_several_epochs_all_count(moved: Floats) -> None:
+def test_delta_of_several_one_round_epochs_is_not_below_the_gaussian_of_summed_columns(moved: Floats) -> None:
     """Four epochs of one round: nothing is secret, and what overlaps adds up to ‖Σ C_t‖²."""
     overlaps = chains.find_overlaps(moved, np.ones(4), 1)
     replaced = require(fading.replacement_curve(overlaps, 4.0, fading.COARSE))
@@ -253,7 +259,7 @@ def test_overlaps_of_several_epochs_all_count(moved: Floats) -> None:
     assert np.all(replaced(EPSILONS) >= lower_gaussian_curve(2.0 * mu)(EPSILONS))
 
 
-def test_cuts_give_nothing_away_where_an_epoch_has_one_round() -> None:
+def test_splitting_into_one_round_epochs_keeps_delta_within_three_percent_of_the_gaussian() -> None:
     """N_π is 0 where Σ f = Σ g of one round before and all behind: three cuts of a chain are exact."""
     overlaps, square = chains.find_overlaps(FADING, np.ones(4), 1), float(np.sum(FADING))
     assert overlaps.shared_variance == 0.0
@@ -264,7 +270,7 @@ def test_cuts_give_nothing_away_where_an_epoch_has_one_round() -> None:
 
 
 @pytest.mark.parametrize("decay", [0.999, 0.5, 1e-3])
-def test_a_cut_only_adds_to_what_patterns_share(decay: float) -> None:
+def test_splitting_a_markov_chain_adds_one_gaussian_term_to_the_pattern_covariances(decay: float) -> None:
     """The guarantee of `Chain.split_at`: exponents of all patterns are those before and N_π, a Gaussian."""
     for clips in (np.ones(7), np.geomspace(0.2, 1.0, 7), np.geomspace(1.0, 0.2, 7)):
         chain = chains.dominating_chain(decay ** lags(7), clips)
@@ -282,7 +288,7 @@ def test_a_cut_only_adds_to_what_patterns_share(decay: float) -> None:
         assert np.all(then >= here + np.outer(noise, noise)), "rounded up"
 
 
-def test_chains_of_epochs_that_are_alike_become_one_above_them() -> None:
+def test_similar_markov_covariances_of_epochs_merge_into_one_upper_bound() -> None:
     draw = np.random.default_rng(5)
     for _ in range(20):
         decays = draw.uniform(0.1, 1, 2)
@@ -304,7 +310,7 @@ def test_chains_of_epochs_that_are_alike_become_one_above_them() -> None:
     assert len(set(overlaps.epoch_chains)) == 2, "the first and the last, turned around, and the others"
 
 
-def test_what_all_rounds_share_is_known_and_chains_lie_above_the_rest() -> None:
+def test_shared_variance_plus_markov_covariances_bounds_all_column_overlaps() -> None:
     for rounds in (2, 4):
         moved = SLOW_AND_FAST[:rounds, :rounds]
         overlaps = chains.find_overlaps(moved, np.ones(rounds), rounds)
@@ -337,7 +343,7 @@ def test_the_common_overlap_is_a_power_of_two_below_the_median(
 
 
 @pytest.mark.parametrize("decay", [0.05, 0.4])
-def test_two_epochs_of_another_unit_are_the_truth_on_the_safe_side(decay: float) -> None:
+def test_replace_one_delta_of_two_one_round_epochs_is_just_above_the_gaussian(decay: float) -> None:
     """The guarantee of `fading` for two epochs under replace-one: one round each is a Gaussian release."""
     curve = require(
         fading.replacement_curve(chains.FadingOverlaps(chain_of(decay, 2, 0.3).split_at(1)), 1.0, fading.FINE)
@@ -353,7 +359,9 @@ def test_two_epochs_of_another_unit_are_the_truth_on_the_safe_side(decay: float)
 
 @pytest.mark.parametrize("mechanism", MECHANISMS, ids=lambda mechanism: mechanism.name)
 @pytest.mark.parametrize("epochs", [2, 3, 4])
-def test_epochs_along_one_chain_are_never_below_samples(mechanism: BufferedToeplitz, epochs: int) -> None:
+def test_zero_out_delta_of_several_correlated_epochs_is_never_below_monte_carlo(
+    mechanism: BufferedToeplitz, epochs: int
+) -> None:
     groups, bins, z = 3, 3, 1.5 * math.sqrt(epochs)
     rounds = groups * bins * epochs
     order = RandomAllocation(rounds, groups * bins, groups)
@@ -366,7 +374,7 @@ def test_epochs_along_one_chain_are_never_below_samples(mechanism: BufferedToepl
             assert bound >= mean - 4.0 * error
 
 
-def test_a_law_that_ends_early_counts_what_lies_beyond(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_truncated_loss_distribution_counts_larger_losses_as_infinite(monkeypatch: pytest.MonkeyPatch) -> None:
     """Under replace-one: three points above 0, and every loss beyond is infinite."""
     epoch = fading.ChainEpoch(chain_of(0.05, 2, 0.3), fading.FINE)
     whole = require(fading.epoch_replacement_losses(epoch))

@@ -100,7 +100,7 @@ QUIET = [
 
 
 @pytest.mark.parametrize("attack", QUIET, ids=str)
-def test_both_directions_stay_near_the_truth_at_little_noise(attack: Attack) -> None:
+def test_removal_and_addition_deltas_stay_near_importance_sampling_at_little_noise(attack: Attack) -> None:
     """A small δ of a unit that is added asks for ratios far below 1, where a grid of sums may be too coarse."""
     found = list(attack.compared(20_000, FINE))[1:4:2]  # the chains' bounds, the first group
     assert [gain for gain, *_ in found] == ["removed", "added"]
@@ -155,19 +155,19 @@ LONG = [
 
 
 @pytest.mark.parametrize("attack", QUICK, ids=str)
-def test_hostile_runs_are_never_below_the_truth(attack: Attack) -> None:
+def test_delta_bounds_of_hostile_runs_are_never_below_importance_sampling(attack: Attack) -> None:
     """The guarantees of `fading` and `AllocatedGaussian`: unequal clips, extreme noise, decays near 0 and 1."""
     never_below(attack, 3_000, COARSE)
 
 
 @pytest.mark.parametrize("attack", in_parts(QUICK + SLOW + LONG, long=LONG), ids=str)
-def test_hostile_and_long_runs_are_never_below_many_samples(attack: Attack) -> None:
+def test_delta_bounds_of_hostile_and_long_runs_are_never_below_importance_sampling(attack: Attack) -> None:
     patterns = attack.bins**attack.epochs
     never_below(attack, max(2_000, min(60_000, 4_000_000 // patterns)), FINE)
 
 
 @pytest.mark.parametrize("gain", GAINS)
-def test_weights_reach_what_is_known_exactly(gain: Gain) -> None:
+def test_importance_sampling_reproduces_the_exact_gaussian_delta(gain: Gain) -> None:
     """One round is a Gaussian release: δ down to 1e-13, within errors that are small."""
     move = np.array([[0.6, 0.5, 0.3]])
     mu = float(np.linalg.norm(move)) * (2.0 if gain == "replaced" else 1.0)
@@ -179,7 +179,7 @@ def test_weights_reach_what_is_known_exactly(gain: Gain) -> None:
     assert np.all(errors <= 0.1 * exact)
 
 
-def test_weights_would_find_a_bound_that_is_a_tenth_too_small() -> None:
+def test_importance_sampling_is_accurate_enough_to_reveal_a_ten_percent_too_small_delta() -> None:
     """At a δ of 1e-10 of a run, as at one of 0.1."""
     attack = Attack(cgd(0.5), 4, 2, 1, 1.0, "equal", "zero-out")
     run, sigma = attack.run()
@@ -194,7 +194,7 @@ def test_weights_would_find_a_bound_that_is_a_tenth_too_small() -> None:
 
 
 @pytest.mark.parametrize("grain", [FINE, COARSE])
-def test_a_start_that_is_narrower_than_the_lattice_keeps_its_mass(grain: ChainResolution) -> None:
+def test_first_exponent_narrower_than_the_grid_step_keeps_its_probability_mass(grain: ChainResolution) -> None:
     """It had 2e-8 of it: a unit's removal cost nothing."""
     lattice = ExponentGrid(CovarianceChain((1e-6, 1.0, 1.0), (1e-6, 1e-3)), grain.spacing, grain.max_points)
     assert lattice.step > 1e-3
@@ -205,7 +205,7 @@ def test_a_start_that_is_narrower_than_the_lattice_keeps_its_mass(grain: ChainRe
     assert tilted == pytest.approx(1.0, abs=lattice.relative_error + LOST_MEAN)
 
 
-def test_a_lattice_that_nobody_has_room_for_is_refused_before_it_is_filled() -> None:
+def test_oversized_exponent_grid_is_skipped_and_the_run_still_has_an_epsilon() -> None:
     """Clips that rise by thousands a round: a walk over millions of places, or an error that is no number."""
     for first, share in itertools.product((1e-12, 1e-8, 1e-6), (1e-4, 1.0, 25.0)):
         steep = CovarianceChain((share * first, share), (0.9 * share * math.sqrt(first),))
@@ -214,7 +214,7 @@ def test_a_lattice_that_nobody_has_room_for_is_refused_before_it_is_filled() -> 
     assert run.epsilon_of(1e-5) > 0.0
 
 
-def test_a_decay_far_too_fast_is_not_taken() -> None:
+def test_dominating_covariances_stay_finite_where_a_candidate_decay_is_far_too_fast() -> None:
     """Overlaps over powers of it are infinite: of several decays one with numbers is chosen."""
     lag = lags(400)
     products = np.where(lag == 0, 1.0, np.where(lag == 1, 1e-3, 0.01 * 0.99**lag))

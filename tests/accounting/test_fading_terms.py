@@ -26,7 +26,9 @@ def one(variance: float, grain: fading.ChainResolution = fading.FINE) -> fading.
     ("variance", "grain"),
     [(1e-4, fading.FINE), (1.0, fading.COARSE), (4.0, fading.FINE), (9.0, fading.FINE), (16.0, fading.FINE)],
 )
-def test_one_round_is_never_below_a_gaussian_release(variance: float, grain: fading.ChainResolution) -> None:
+def test_one_round_delta_is_never_below_that_of_a_gaussian_release(
+    variance: float, grain: fading.ChainResolution
+) -> None:
     """The guarantee of `fading` where the truth is known, down to δ = 1e-11: a lattice reaches far enough."""
     epoch, mu = one(variance, grain), math.sqrt(variance)
     epsilons = np.linspace(-2.0 * mu, 0.5 * mu**2 + 6.0 * mu, 60)
@@ -40,7 +42,7 @@ def test_one_round_is_never_below_a_gaussian_release(variance: float, grain: fad
 
 @pytest.mark.parametrize("grain", [fading.FINE, fading.COARSE])
 @pytest.mark.parametrize("bins", [2, 3, 10])
-def test_rounds_that_move_alike_are_never_below_a_gaussian_release(
+def test_delta_of_almost_fully_correlated_rounds_is_never_below_a_gaussian_release(
     bins: int, grain: fading.ChainResolution
 ) -> None:
     """Gains: .375 for .853 where a unit is added: sums of few rounds came up to the bottom of a grid."""
@@ -65,7 +67,9 @@ def test_a_bound_exists_up_to_a_variance_of_25_and_an_error_of_5_percent(
     assert (epoch.exponent_grid is not None) == exists
 
 
-def test_a_ratio_of_nothing_is_an_infinite_loss(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_likelihood_ratios_rounded_to_zero_count_as_infinite_addition_loss(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """At a variance of 4 many ratios are near 0: what a coarse grid moves there counts where a unit is added."""
     monkeypatch.setattr(chain, "_MIN_SUM_LOG", 1.0)
     law = require(fading.epoch_addition_losses(one(4.0, fading.COARSE)))
@@ -73,7 +77,7 @@ def test_a_ratio_of_nothing_is_an_infinite_loss(monkeypatch: pytest.MonkeyPatch)
     assert float(np.sum(law.masses)) + law.infinity_mass == pytest.approx(1.0, abs=1e-9)
 
 
-def test_epochs_that_start_where_a_clip_is_small_share_what_they_do() -> None:
+def test_split_epochs_that_start_with_a_small_clip_stay_above_the_true_delta() -> None:
     """H_ε ≥ 1 - e^ε of any two distributions; and quadrature gives .62245 at ε = 0, where a bound was .62169."""
     chain = CovarianceChain((8.0, 8e-5, 0.0960392, 8.0), (0.0, 5.6e-5, 0.0))
     epsilons = np.linspace(-6.0, -0.01, 40)
@@ -82,7 +86,7 @@ def test_epochs_that_start_where_a_clip_is_small_share_what_they_do() -> None:
         assert curve(np.zeros(1)) >= 0.62245
 
 
-def test_what_a_step_to_the_lattice_errs_by_is_in_every_bound() -> None:
+def test_relative_error_of_the_exponent_grid_is_included_in_every_bound() -> None:
     """(1 - κ) S ≤ E S~ ≤ (1 + κ) S: a law has the mass and the mean that S~ over 1 ∓ κ has."""
     epoch = fading.ChainEpoch(TWO, CRUDE)
     grid = require(epoch.exponent_grid)
@@ -101,7 +105,7 @@ def test_what_a_step_to_the_lattice_errs_by_is_in_every_bound() -> None:
     assert sticks(-0.5) == pytest.approx(both, rel=1e-6)
 
 
-def test_what_a_low_grid_leaves_out_is_in_every_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_likelihood_ratios_above_the_sum_grid_are_included_in_every_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sums above a grid's top count: with one at half a standard deviation nothing falls below the truth."""
     monkeypatch.setattr(fading, "_GRID_STDS", 0.5)
     monkeypatch.setattr(fading, "_MAX_TRIALS", 1)
@@ -124,7 +128,7 @@ def test_a_grid_of_sums_that_misses_too_much_gets_a_higher_top(monkeypatch: pyte
     assert require(fading.epoch_removal_losses(one(1.0, fading.COARSE))).infinity_mass < 1e-11
 
 
-def test_between_two_knots_a_curve_is_the_chord_in_gamma() -> None:
+def test_delta_between_two_knots_is_linear_in_the_exponential_of_epsilon() -> None:
     """A hockey stick is convex in e^ε, and may lie above the chord in ε."""
     epoch = one(1.0, fading.COARSE)
     curve = require(fading.epoch_replacement_losses(epoch)).deltas
@@ -134,12 +138,12 @@ def test_between_two_knots_a_curve_is_the_chord_in_gamma() -> None:
     assert curve(np.array([2.5 * step]))[0] == pytest.approx(low + share * (high - low), rel=1e-9)
 
 
-def test_what_leaves_a_lattice_counts_where_a_unit_is_added(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_addition_bound_counts_probability_lost_beyond_the_exponent_grid(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fading, "LOST_MEAN", 1e-3)
     assert require(fading.epoch_addition_losses(fading.ChainEpoch(TWO, fading.FINE))).infinity_mass >= 1e-3
 
 
-def test_a_law_of_more_mass_than_one_is_composed_with_all_of_it() -> None:
+def test_composition_keeps_all_infinity_mass_of_a_loss_distribution_with_mass_above_one() -> None:
     """(f + i)^k - f^k is infinite of k releases, which 1 - (1 - i)^k would be for a mass of 1."""
     law = GridLossDistribution(0.1, 0, np.array([0.9, 0.6]), 1e-3)
     assert law.self_compose(10).infinity_mass >= 1.501**10 - 1.5**10
@@ -151,7 +155,7 @@ def test_a_law_of_more_mass_than_one_is_composed_with_all_of_it() -> None:
     assert short.self_compose(2).infinity_mass == pytest.approx(1.0 - 0.9**2, rel=1e-9)
 
 
-def test_a_grid_whose_bottom_is_one_of_its_points_moves_sums_as_any_does() -> None:
+def test_sum_grid_whose_lower_end_is_a_grid_point_shifts_sums_correctly() -> None:
     for place in range(1, 40):
         sums = SumGrid(-0.3 * math.sinh(0.05 * place), 2.0, 0.3, 0.05)
         laws = np.zeros((1, len(sums.points)))
@@ -169,14 +173,14 @@ def test_points_come_close_to_the_least_sum() -> None:
     assert np.all(np.diff(points) > 0.0)
 
 
-def test_chains_of_other_lengths_than_the_run_are_refused() -> None:
+def test_overlap_bounds_with_other_epochs_or_rounds_than_the_run_are_refused() -> None:
     """They are one an epoch, of as many rounds as a unit draws among: others would be the price of another run."""
     for chains in ([CovarianceChain((1.0,) * 4, (0.5,) * 3)], [CovarianceChain((1.0,) * 5, (0.5,) * 4)] * 2):
         with pytest.raises(InputError, match="other than 1 chains of 5 rounds"):
             AllocatedGaussian(1.0, bins=5, overlaps=FadingOverlaps(tuple(chains)))
 
 
-def test_the_law_under_replace_one_is_one_of_two_distributions() -> None:
+def test_replace_one_delta_at_negative_epsilon_is_at_least_one_minus_exp_epsilon() -> None:
     """H_ε ≥ 1 - e^ε."""
     law, epsilons = (
         require(fading.epoch_replacement_losses(fading.ChainEpoch(TWO, fading.COARSE))),

@@ -64,7 +64,7 @@ def test_mu_is_never_above_the_true_value_and_close_to_it(epsilon: float, delta:
 
 @settings(max_examples=200, deadline=None)
 @given(mu=log_uniform_mu, delta=log_uniform_delta)
-def test_the_three_conversions_are_inverse_and_safe(mu: float, delta: float) -> None:
+def test_mu_epsilon_and_delta_conversions_are_inverse_and_never_optimistic(mu: float, delta: float) -> None:
     epsilon = gdp.epsilon_of(mu, delta)
     assert gdp.delta_of(mu, epsilon) <= delta * (1.0 + 1e-12)
     back = gdp.mu_of(epsilon, delta)
@@ -77,7 +77,7 @@ def test_the_three_conversions_are_inverse_and_safe(mu: float, delta: float) -> 
 @pytest.mark.parametrize(
     ("mu", "epsilon"), [(0.1, 0.340669), (0.5, 1.993091), (1.0, 4.377178), (2.0, 9.997256), (4.0, 24.381611)]
 )
-def test_published_epsilons(mu: float, epsilon: float) -> None:
+def test_epsilons_of_given_mus_match_published_values(mu: float, epsilon: float) -> None:
     assert gdp.epsilon_of(mu, 1e-5) == pytest.approx(epsilon, abs=5e-7)
 
 
@@ -85,7 +85,7 @@ def test_published_epsilons(mu: float, epsilon: float) -> None:
     ("epsilon", "delta", "mu"),
     [(1, 1e-5, 0.268051), (2, 1e-6, 0.448335), (8, 1e-5, 1.666031), (1, 1e-6, 0.236704381)],
 )
-def test_published_mus(epsilon: float, delta: float, mu: float) -> None:
+def test_mus_of_given_epsilons_match_published_values(epsilon: float, delta: float, mu: float) -> None:
     assert gdp.mu_of(epsilon, delta) == pytest.approx(mu, abs=5e-7)
 
 
@@ -96,7 +96,9 @@ def test_published_mus(epsilon: float, delta: float, mu: float) -> None:
         ([1 / 2.0, 1 / 5.0, 1 / 9.0], 1e-6),
     ],
 )
-def test_never_above_the_pld_accountant_and_within_1e_6_of_it(mus: list[float], delta: float) -> None:
+def test_composed_epsilon_is_never_above_the_pld_accountant_and_within_1e_6_of_it(
+    mus: list[float], delta: float
+) -> None:
     accountant = pld.PLDAccountant()
     for mu in mus:
         accountant.compose(dp_accounting.GaussianDpEvent(1.0 / mu))
@@ -106,7 +108,7 @@ def test_never_above_the_pld_accountant_and_within_1e_6_of_it(mus: list[float], 
 
 @pytest.mark.parametrize("mu", [0.1, 1.0, 5.0])
 @pytest.mark.parametrize("epsilon", [0.1, 1.0, 10.0])
-def test_agrees_with_dp_accountings_closed_form(mu: float, epsilon: float) -> None:
+def test_delta_agrees_with_the_closed_form_of_dp_accounting(mu: float, epsilon: float) -> None:
     theirs = GaussianPrivacyLoss(1.0 / mu).get_delta_for_epsilon(epsilon)
     assert gdp.delta_of(mu, epsilon) == pytest.approx(theirs, rel=1e-6)
 
@@ -117,7 +119,7 @@ def test_noise_that_differs_between_rounds_adds_up_in_inverse_squares() -> None:
     assert gdp.compose(clips / stds) == pytest.approx(math.sqrt(1 / 9 + 1 / 4 + 1 / 4))
 
 
-def test_ten_million_equal_rounds_need_no_loop() -> None:
+def test_mu_of_ten_million_equal_rounds_composes_accurately() -> None:
     assert gdp.compose(np.full(10_000_000, 1e-4)) == pytest.approx(math.sqrt(1e7) / 1e4, rel=1e-12)
 
 
@@ -128,7 +130,7 @@ def test_calibrated_noise_never_spends_more_than_its_target(mu: float, sensitivi
     assert sensitivity / std >= mu * (1.0 - 1e-15)
 
 
-def test_no_release_has_no_price() -> None:
+def test_zero_mu_or_no_release_costs_zero_epsilon_and_delta() -> None:
     assert gdp.epsilon_of(0.0, 1e-9) == 0.0
     assert gdp.delta_of(0.0, 0.0) == 0.0
     assert gdp.compose([]) == 0.0
@@ -139,7 +141,7 @@ def test_a_delta_too_small_for_a_float_is_not_reported_as_zero() -> None:
     assert gdp.delta_of(1e-200, 1e200) == math.ulp(0.0)
 
 
-def test_the_weakest_guarantee_is_what_all_of_them_give() -> None:
+def test_weakest_guarantee_has_the_largest_mu_or_the_smallest_noise_multiplier() -> None:
     assert weakest([GaussianDP(1.0), GaussianDP(2.0), GaussianDP(0.5)]) == GaussianDP(2.0)
     sampled = [PoissonGaussian(multiplier, 0.1, 10) for multiplier in (2.0, 1.0, 3.0)]
     assert weakest(sampled) == sampled[1]

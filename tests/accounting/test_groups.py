@@ -33,7 +33,9 @@ DELTA = 1e-5
         (AllocatedGaussian(1.0, 60), 2.083, 65.32),  # before: 125.07 for eight
     ],
 )
-def test_several_records_of_a_sampled_run_always_have_a_number(run: Sampled, two: float, eight: float) -> None:
+def test_group_privacy_of_a_sampled_run_always_has_a_finite_epsilon(
+    run: Sampled, two: float, eight: float
+) -> None:
     """A chain rises again, and was asked at ε = 700 alone: most ordinary runs said "unknown"."""
     found = group_epsilons(run, DELTA)
     assert found[2] == pytest.approx(two, rel=2e-3)
@@ -43,7 +45,7 @@ def test_several_records_of_a_sampled_run_always_have_a_number(run: Sampled, two
 
 
 @pytest.mark.slow
-def test_a_number_is_there_beyond_every_curve_too() -> None:
+def test_group_epsilon_falls_back_to_publicly_known_rounds_where_no_curve_reaches_delta() -> None:
     """No curve comes down to δ below ε = 700: known rounds say how much it is at most."""
     run = PoissonGaussian(0.3, 0.5, 20)
     assert math.isinf(group_privacy_epsilon(run.curve, 8, DELTA))
@@ -64,7 +66,7 @@ def test_noise_that_is_too_small_for_a_curve_has_the_bound_of_known_rounds(
     assert run.epsilon_of_group(size, DELTA) == pytest.approx(gdp.epsilon_of(size * run.known_mu, DELTA), rel=1e-9)
 
 
-def test_the_smallest_feasible_epsilon_of_a_chain_is_found() -> None:
+def test_smallest_group_epsilon_is_found_although_the_group_curve_rises_again() -> None:
     run = PoissonGaussian(2.0, 0.02, 500)
     several = group_privacy_curve(run.curve, 8)
     assert delta_at(several, 700.0) > DELTA  # it rises again
@@ -105,7 +107,7 @@ def _truth(pair: SampledGroupRound, epsilon: float) -> mp.mpf:
 @pytest.mark.parametrize(
     ("z", "rate", "size"), [(2.0, 0.02, 2), (0.8, 0.005, 8), (5.0, 0.3, 4), (0.1, 0.78, 23), (0.07, 0.01, 9)]
 )
-def test_one_round_of_a_group_is_the_hockey_stick_of_its_mixture(
+def test_one_round_group_delta_equals_the_hockey_stick_of_its_gaussian_mixture(
     z: float, rate: float, size: int, order: GroupDirection
 ) -> None:
     """dp-accounting's own mixture is low by 1.4e-6 at ε = .335 of the second: its roots are not found closely."""
@@ -116,7 +118,7 @@ def test_one_round_of_a_group_is_the_hockey_stick_of_its_mixture(
         assert abs(found - float(_truth(pair, float(epsilon)))) < 1e-13
 
 
-def test_no_vectors_of_a_group_are_told_apart_better_than_opposite_ones() -> None:
+def test_no_increments_of_a_replaced_group_exceed_the_delta_of_opposite_increments() -> None:
     """The proof of `poisson`, by quadrature: a group's vectors in the plane, any of norm 1 at most, at any γ."""
     generator, reach, points = np.random.default_rng(5), 9.0, 201
     axis = np.linspace(-reach, reach, points)
@@ -179,7 +181,9 @@ GROUPS = [
 
 
 @pytest.mark.parametrize(("run", "size", "step"), in_parts([*GROUPS, *map(_group_of_chance, range(12))], GROUPS))
-def test_a_replaced_group_lies_between_two_lattices(run: PoissonGaussian, size: int, step: float) -> None:
+def test_replace_one_group_delta_lies_between_losses_rounded_down_and_up(
+    run: PoissonGaussian, size: int, step: float
+) -> None:
     curve = run.group_curve(size)
     at = epsilon_at(curve, DELTA)
     for epsilon in (0.3 * at, 0.8 * at, at):
@@ -193,14 +197,14 @@ def test_a_replaced_group_lies_between_two_lattices(run: PoissonGaussian, size: 
     ("rounds", "rate", "least", "most"),
     [(1000, 0.01, 34.4, 35.45), pytest.param(100_000, 0.001, 36.0, 37.5, marks=pytest.mark.slow)],
 )
-def test_eight_replaced_records_are_never_given_an_absurd_number(
+def test_group_epsilon_of_eight_replaced_records_stays_in_its_expected_range(
     rounds: int, rate: float, least: float, most: float
 ) -> None:
     """A chain through the run without them printed 130,156.9 and 12,821,577, the bounds of known rounds."""
     assert least < group_epsilons(PoissonGaussian(1.0, rate, rounds, "replace-one"), DELTA)[8] < most
 
 
-def test_a_group_that_always_takes_part_is_gaussian() -> None:
+def test_group_epsilon_at_sampling_rate_one_matches_the_exact_gaussian() -> None:
     for size in (1, 3):
         curve = PoissonGaussian(4.0, 1.0, 10).group_curve(size)
         exact = gdp.epsilon_of(size * 10**0.5 / 4.0, DELTA)
@@ -209,7 +213,7 @@ def test_a_group_that_always_takes_part_is_gaussian() -> None:
 
 
 @pytest.mark.parametrize("size", [2, 8])
-def test_replaced_groups_are_never_below_opposite_increments(size: int) -> None:
+def test_replace_one_group_delta_is_never_below_that_of_opposite_increments(size: int) -> None:
     """One round, all k records one way in P and the other way in Q: what the printed bound has to cover."""
     z, rate = 1.3, 0.2
     curve = PoissonGaussian(z, rate, 1, "replace-one").group_curve(size)
@@ -220,7 +224,7 @@ def test_replaced_groups_are_never_below_opposite_increments(size: int) -> None:
         assert delta_at(curve, epsilon) >= least * (1 - 1e-9)
 
 
-def test_units_in_two_classes_of_rounds_are_no_worse_than_in_one() -> None:
+def test_two_records_in_different_round_groups_have_no_larger_delta_than_in_one() -> None:
     """What `group_curve` says of classes: (Bin(1), Bin(1)) in two rounds against Bin(2) in one of them."""
     z, rate, draws = 0.8, 0.3, 400_000
     generator = np.random.default_rng(0)

@@ -54,7 +54,7 @@ def test_no_claim_is_above_its_target(trust: str, key: str, targets: int) -> Non
 
 
 @pytest.mark.slow
-def test_no_sampled_claim_is_above_its_target() -> None:
+def test_noise_multiplier_of_a_poisson_sampled_run_is_never_below_the_calibrated_one() -> None:
     """Poisson sampling: the multiplier that the ledger reads off is not below the one that was found to do."""
     draw = np.random.default_rng(80)
     for silos, batch in draw.integers(2, 40, (60, 2)).tolist():

@@ -17,7 +17,7 @@ MULTIPLIERS = (0.05, 0.3, 0.7, 1.0, 2.0, 10.0, 300.0)
 
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("rate", RATES)
-def test_a_rounds_hockey_stick_is_dp_accountings(rate: float, order: str) -> None:
+def test_one_round_hockey_stick_matches_dp_accounting(rate: float, order: str) -> None:
     """Guarantee: no δ of a round is below dp-accounting's by more than rounding, at any ε on the grid's range."""
     for z in MULTIPLIERS:
         pair = theirs.GaussianPrivacyLoss(z, sampling_prob=rate, adjacency_type=theirs.AdjacencyType[order])
@@ -34,7 +34,7 @@ def test_a_rounds_hockey_stick_is_dp_accountings(rate: float, order: str) -> Non
 
 
 @pytest.mark.parametrize("order", ORDERS)
-def test_a_rate_next_to_one_has_deltas_where_dp_accounting_has_none(order: str) -> None:
+def test_sampling_rates_next_to_one_have_finite_deltas_close_to_those_of_rate_one(order: str) -> None:
     """There dp-accounting raises ValueError; between a rate of 1 and one below nothing jumps."""
     epsilons = np.linspace(-30.0, 30.0, 1201)
     deltas = [_round_deltas(epsilons, rate, 1.0, order) for rate in (1.0 - 1e-15, 1.0 - 1e-12, 1.0)]
@@ -45,7 +45,7 @@ def test_a_rate_next_to_one_has_deltas_where_dp_accounting_has_none(order: str) 
 
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("rate", [0.999, 0.5, 0.01, 1e-4])
-def test_the_range_of_losses_is_dp_accountings(rate: float, order: str) -> None:
+def test_range_of_one_round_losses_matches_dp_accounting(rate: float, order: str) -> None:
     for z in MULTIPLIERS:
         pair = theirs.GaussianPrivacyLoss(z, sampling_prob=rate, adjacency_type=theirs.AdjacencyType[order])
         bounds, stick = pair.connect_dots_bounds(), _RoundHockeyStick.from_mechanism(mechanism(rate, z), order)
@@ -60,7 +60,7 @@ def mechanism(rate: float, z: float) -> PoissonGaussian:
 @pytest.mark.parametrize(
     ("count", "times", "bend"), [(2, 1, 0.0), (50, 3, 0.0), (1000, 100, 0.0), (4000, 600, 0.0), (1000, 10, 4.0)]
 )
-def test_a_composition_is_dp_accountings_to_the_last_bit(count: int, times: int, bend: float) -> None:
+def test_self_convolution_equals_that_of_dp_accounting_bit_for_bit(count: int, times: int, bend: float) -> None:
     """Of masses that end abruptly, and of a bell, whose tails are cut by the largest orders."""
     masses = np.random.default_rng(count).random(count)
     masses *= np.exp(-0.5 * (bend * np.linspace(-1.0, 1.0, count)) ** 2)

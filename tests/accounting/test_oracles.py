@@ -17,7 +17,9 @@ LOOSENESS = 1.05
 
 
 @pytest.mark.parametrize(("multiplier", "rounds", "epochs"), in_parts(CASES, CASES[-1:]))
-def test_epsilon_is_between_the_truth_and_a_twentieth_more(multiplier: float, rounds: int, epochs: int) -> None:
+def test_allocation_epsilon_agrees_with_pld_accountings_range_within_five_percent(
+    multiplier: float, rounds: int, epochs: int
+) -> None:
     accountant = pytest.importorskip("PLD_accounting")
     upper, lower = accountant.gaussian_allocation_epsilon_range(
         delta=DELTA, sigma=multiplier, num_steps=rounds, num_epochs=epochs
@@ -28,7 +30,7 @@ def test_epsilon_is_between_the_truth_and_a_twentieth_more(multiplier: float, ro
 
 
 @pytest.mark.slow
-def test_epsilon_of_any_epoch_is_between_them_too() -> None:
+def test_one_epoch_epsilon_at_random_settings_agrees_with_pld_accountings_range() -> None:
     accountant = pytest.importorskip("PLD_accounting")
     draw = np.random.default_rng(53)
     for _ in range(4):

@@ -77,7 +77,7 @@ def compared(
         fast=[(SETTINGS[0], "zero-out", 4_000)],
     ),
 )
-def test_allocation_under_fading_noise_is_never_below_samples(
+def test_delta_of_random_allocation_under_lambda_cgd_is_never_below_monte_carlo_estimates(
     setting: tuple[float, int, int, float, int], relation: Relation, draws: int
 ) -> None:
     """The guarantee of `displacement_and_overlap`, in the worst direction of increments."""
@@ -86,9 +86,7 @@ def test_allocation_under_fading_noise_is_never_below_samples(
 
 
 @pytest.mark.parametrize(("theta", "sigma"), [(0.1, 4.0), (0.5, 0.8), (0.9, 1.5)])
-def test_no_increments_of_two_rounds_do_better_however_they_follow_the_first_release(
-    theta: float, sigma: float
-) -> None:
+def test_no_adaptive_second_increment_of_two_rounds_exceeds_the_delta_bound(theta: float, sigma: float) -> None:
     """Functions of the first release that have few values are tried, by quadrature: constants, signs, thresholds.
 
     A record of round 1 moves (y_1, y_2) by (u, θu), one of round 2 by (0, v(y_1)), and which of both is secret.
@@ -115,7 +113,9 @@ def test_no_increments_of_two_rounds_do_better_however_they_follow_the_first_rel
 
 @pytest.mark.slow
 @pytest.mark.parametrize("relation", RELATIONS)
-def test_without_overlap_it_is_allocation_and_in_one_round_it_is_gaussian(relation: Relation) -> None:
+def test_overlap_near_zero_gives_plain_allocation_and_one_round_gives_a_gaussian_release(
+    relation: Relation,
+) -> None:
     plain = AllocatedGaussian(1.0, 20, 1, relation).epsilon_of(DELTA)
     assert plain <= AllocatedGaussian(1.0, 20, 1, relation, 1e-9).epsilon_of(DELTA) <= plain * 1.01
     exact = gdp.epsilon_of(RELATION_FACTOR[relation] / 2.0, DELTA)
@@ -126,7 +126,7 @@ def test_without_overlap_it_is_allocation_and_in_one_round_it_is_gaussian(relati
 
 
 @pytest.mark.parametrize("epochs", [1, 3])
-def test_rounds_that_everybody_knows_cost_what_columns_add_up_to(epochs: int) -> None:
+def test_mu_of_publicly_known_rounds_is_never_below_the_norm_of_summed_columns(epochs: int) -> None:
     """`known_mu` is never below ‖Σ C_t‖ / σ of any rounds of one record."""
     theta, order, sigma = 0.8, RandomAllocation(12, 12 // epochs, 2), 1.7
     run = promised(theta, order, sigma, "zero-out")
@@ -135,7 +135,7 @@ def test_rounds_that_everybody_knows_cost_what_columns_add_up_to(epochs: int) ->
         assert run.known_mu >= longest * (1.0 - 1e-12)
 
 
-def test_overlaps_between_epochs_count_as_often_as_there_are_pairs() -> None:
+def test_overlap_of_two_one_round_epochs_is_counted_for_every_pair_of_rounds() -> None:
     """Two epochs of one round each: nothing is secret, and both columns add up to 2 (v + a)."""
     run = AllocatedGaussian(2.0, 1, 2, "zero-out", 0.5)
     known = gdp.epsilon_of(math.sqrt(2 * (1.0 + 0.5)) / 2.0, DELTA)
@@ -155,7 +155,7 @@ def test_the_overlap_of_all_rounds_is_known_and_the_remaining_noise_is_larger() 
     assert 2.0 * math.sqrt(2.0) * (1.0 - 1e-14) <= part.noise_multiplier <= 2.0 * math.sqrt(2.0)
 
 
-def test_a_gaussian_beside_a_law_is_never_below_both_together() -> None:
+def test_composing_a_loss_distribution_with_a_gaussian_never_underestimates_delta() -> None:
     """Two Gaussians are one of √(μ² + ν²), as they stand and after a step of a lattice."""
     for mu, nu in ((0.3, 0.4), (1.0, 0.05), (0.05, 2.0)):
         empty = PrivacyLossDistribution(np.array([0.0]), np.array([1.0]), 0.0)
@@ -167,7 +167,7 @@ def test_a_gaussian_beside_a_law_is_never_below_both_together() -> None:
         assert np.all(found <= exact + 2e-3 * exact + 1e-9)
 
 
-def test_calibrated_noise_keeps_what_it_is_asked_for() -> None:
+def test_calibration_with_overlap_meets_the_epsilon_target_and_needs_more_noise() -> None:
     run = calibrate(1.0, DELTA, 10, 1, "zero-out", 0.3)
     assert 0.99 <= run.epsilon_of(DELTA) <= 1.0
     assert run.noise_multiplier > calibrate(1.0, DELTA, 10).noise_multiplier
@@ -177,7 +177,7 @@ def test_calibrated_noise_keeps_what_it_is_asked_for() -> None:
 @pytest.mark.parametrize(
     ("order", "exact"), [(PoissonSampling(12, 12, 4), False), (RandomAllocation(12, 12, 4), True)]
 )
-def test_what_nobody_has_proved_is_refused(
+def test_unending_correlated_noise_is_refused_for_poisson_sampling_and_on_integers(
     relation: Relation, order: PoissonSampling | RandomAllocation, exact: bool
 ) -> None:
     sums = RunningSums(cgd(0.9), Workload(order, 1.0, np.ones(12)), relation, exact=exact)
@@ -185,7 +185,7 @@ def test_what_nobody_has_proved_is_refused(
         order.guarantee(sums, 1.0)
 
 
-def test_overlaps_are_those_of_the_strategy_and_clips_count() -> None:
+def test_displacement_and_overlap_match_the_strategy_matrix_weighted_by_clips() -> None:
     """κ² and the largest ⟨C_s, C_t⟩ clip_s clip_t of two rounds of a group, from the matrix itself."""
     clips = np.array([1.0, 3.0, 0.5, 2.0, 4.0, 1.0, 0.2, 2.0, 1.0, 1.0, 2.0, 0.7])
     mechanism = BufferedToeplitz(1.0, (0.9, 0.4), (0.6, 0.1))

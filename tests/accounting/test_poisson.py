@@ -33,7 +33,7 @@ EPSILON_03, EPSILON_1 = gdp.epsilon_of(0.3, DELTA), gdp.epsilon_of(1.0, DELTA)
         (1.0, 1 / 60, 60, 1.2324, 1.5072, 1.0164),
     ],
 )
-def test_golden_epsilons_of_replace_one(
+def test_poisson_epsilons_match_golden_values_and_replace_one_beats_the_triangle_bound(
     z: float, rate: float, rounds: int, replace_one: float, two_steps: float, zero_out: float
 ) -> None:
     """By dp-accounting at a fixed step of 1e-3, and by an own law; the bound through "nobody there" is above."""
@@ -69,13 +69,15 @@ GOLDEN_NOISE = [
 @pytest.mark.parametrize(
     ("epsilon", "delta", "rate", "rounds", "golden"), in_parts(GOLDEN_NOISE, GOLDEN_NOISE[::3])
 )
-def test_golden_noise(epsilon: float, delta: float, rate: float, rounds: int, golden: float) -> None:
+def test_calibrated_zero_out_noise_matches_golden_multipliers(
+    epsilon: float, delta: float, rate: float, rounds: int, golden: float
+) -> None:
     assert calibrate(epsilon, delta, rate, rounds).noise_multiplier == pytest.approx(golden, rel=1e-3)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("epsilon", "golden"), [(EPSILON_03, 1.0411), (EPSILON_1, 0.6216)])
-def test_golden_noise_of_replace_one(epsilon: float, golden: float) -> None:
+def test_calibrated_replace_one_noise_matches_golden_multipliers(epsilon: float, golden: float) -> None:
     assert calibrate(epsilon, DELTA, 1 / 60, 60, "replace-one").noise_multiplier == pytest.approx(golden, rel=1e-3)
 
 
@@ -86,13 +88,15 @@ def test_golden_noise_of_replace_one(epsilon: float, golden: float) -> None:
         (2.0, 0.2, 100, 5.67206), (1.5, 0.001, 50_000, 0.70422),
     ],
 )  # fmt: skip
-def test_opacus_table_holds_upper_ends(z: float, rate: float, rounds: int, upper_end: float) -> None:
+def test_epsilon_lies_just_below_the_upper_ends_that_opacus_publishes(
+    z: float, rate: float, rounds: int, upper_end: float
+) -> None:
     """Opacus' tests/prv_accountant.py, δ = 1e-6: its values lie 0.01 above what its accountant estimates."""
     epsilon = PoissonGaussian(z, rate, rounds).epsilon_of(1e-6)
     assert upper_end - 0.011 <= epsilon <= upper_end
 
 
-def test_values_that_others_publish() -> None:
+def test_epsilon_and_delta_match_values_published_by_jax_privacy_and_dp_accounting() -> None:
     """jax_privacy: ε 3.7697; dp-accounting's PLD accountant: δ(1) = 0.15594 for three rounds."""
     assert PoissonGaussian(3.0, 0.1, 512).epsilon_of(1e-6) == pytest.approx(3.7697, abs=1e-3)
     assert PoissonGaussian(0.5, 0.2, 3).delta_of(1.0) == pytest.approx(0.15594, abs=2e-5)
@@ -105,7 +109,7 @@ def test_without_sampling_replace_one_is_twice_the_sensitivity(z: float) -> None
 
 
 @pytest.mark.parametrize("z", [1.0, 2.0, 10.0])
-def test_renyi_accounting_of_replace_one_is_no_oracle(z: float) -> None:
+def test_renyi_accountant_of_dp_accounting_underestimates_replace_one_epsilon(z: float) -> None:
     """google/differential-privacy, issue 378: it leaves the factor 2 out, and says less than half of the truth."""
     theirs = their_rdp.RdpAccountant(neighboring_relation=dp_accounting.NeighboringRelation.REPLACE_ONE)
     theirs.compose(dp_accounting.GaussianDpEvent(z))
@@ -148,14 +152,16 @@ def own_epsilon(z: float, rate: float, rounds: int, relation: Relation) -> float
         (1.0, 0.01, 1000, "zero-out"),
     ],
 )
-def test_an_own_law_of_the_loss_gives_the_same(z: float, rate: float, rounds: int, relation: Relation) -> None:
+def test_epsilon_agrees_with_an_independent_binned_loss_distribution(
+    z: float, rate: float, rounds: int, relation: Relation
+) -> None:
     ours = PoissonGaussian(z, rate, rounds, relation).epsilon_of(DELTA)
     assert ours == pytest.approx(own_epsilon(z, rate, rounds, relation), rel=1e-3)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("z", "rate", "rounds"), [(1.5, 0.02, 100), (3.0, 0.5, 50)])
-def test_never_below_dp_accounting_at_a_finer_step(z: float, rate: float, rounds: int) -> None:
+def test_epsilon_is_never_below_dp_accounting_at_a_finer_grid_step(z: float, rate: float, rounds: int) -> None:
     relations = dp_accounting.NeighboringRelation
     for relation, name in (("zero-out", relations.ADD_OR_REMOVE_ONE), ("replace-one", relations.REPLACE_ONE)):
         theirs = privacy_loss_distribution.from_gaussian_mechanism(
@@ -193,7 +199,7 @@ def test_replace_one_dominates_increments_of_any_direction_and_length() -> None:
 @pytest.mark.slow
 @settings(max_examples=6, deadline=None)
 @given(z=st.floats(0.6, 4.0), rate=st.floats(0.005, 1.0), rounds=st.integers(1, 200), epsilon=st.floats(0.0, 6.0))
-def test_sampling_never_costs_and_zero_out_is_below_replace_one(
+def test_sampling_never_raises_delta_and_zero_out_delta_never_exceeds_replace_one(
     z: float, rate: float, rounds: int, epsilon: float
 ) -> None:
     zero_out = PoissonGaussian(z, rate, rounds).delta_of(epsilon)
@@ -211,7 +217,9 @@ def test_sampling_never_costs_and_zero_out_is_below_replace_one(
         ((4.0, 0.1, 50), "zero-out"),
     ],
 )
-def test_calibrated_is_what_it_was_asked_for(asked: tuple[float, float, int], relation: Relation) -> None:
+def test_calibrated_noise_multiplier_is_the_smallest_that_meets_the_epsilon_target(
+    asked: tuple[float, float, int], relation: Relation
+) -> None:
     epsilon, rate, rounds = asked
     mechanism = calibrate(epsilon, DELTA, rate, rounds, relation)
     assert mechanism.epsilon_of(DELTA) <= epsilon
@@ -251,7 +259,7 @@ def renyi_epsilon(mechanism: PoissonGaussian, delta: float) -> float:
 
 
 @pytest.mark.parametrize(("multiplier", "rounds"), [(2.0, 1), (2.0, 4), (5.0, 16)])
-def test_without_sampling_it_is_the_exact_gaussian_on_the_safe_side(multiplier: float, rounds: int) -> None:
+def test_without_sampling_epsilon_and_delta_match_the_exact_gaussian(multiplier: float, rounds: int) -> None:
     mu = np.sqrt(rounds) / multiplier
     mechanism = PoissonGaussian(multiplier, 1.0, rounds)
     exact = gdp.epsilon_of(mu, DELTA)
@@ -260,14 +268,16 @@ def test_without_sampling_it_is_the_exact_gaussian_on_the_safe_side(multiplier: 
 
 
 @pytest.mark.parametrize(("multiplier", "rate", "rounds"), [(1.0, 0.01, 600), (2.0, 0.05, 100), (4.0, 0.1, 400)])
-def test_it_is_tighter_than_renyi_and_far_below_no_sampling(multiplier: float, rate: float, rounds: int) -> None:
+def test_poisson_epsilon_is_below_renyi_and_below_half_of_the_unsampled_epsilon(
+    multiplier: float, rate: float, rounds: int
+) -> None:
     mechanism = PoissonGaussian(multiplier, rate, rounds)
     renyi = renyi_epsilon(mechanism, DELTA)
     assert 0.7 * renyi < mechanism.epsilon_of(DELTA) < renyi
     assert mechanism.epsilon_of(DELTA) < 0.5 * gdp.epsilon_of(np.sqrt(rounds) / multiplier, DELTA)
 
 
-def test_one_round_is_the_closed_form_of_both_directions() -> None:
+def test_one_round_delta_is_the_larger_of_the_removal_and_addition_deltas() -> None:
     """Removing: q·N(1, σ²) + (1-q)·N(0, σ²) against N(0, σ²); adding: the reverse.  Integrated on a fine grid."""
     multiplier, rate, epsilon = 0.8, 0.2, 0.5
     points = np.linspace(-12.0, 14.0, 400_001)
@@ -288,7 +298,9 @@ def test_more_noise_less_sampling_and_fewer_rounds_cost_less() -> None:
 @pytest.mark.parametrize(
     ("multiplier", "rate", "rounds", "golden"), [(2.0, 1 / 60, 1200, 1.199365861), (1.5, 0.25, 8, 2.814557826)]
 )
-def test_golden_epsilon_below_renyi(multiplier: float, rate: float, rounds: int, golden: float) -> None:
+def test_epsilon_matches_golden_values_and_stays_below_the_renyi_bound(
+    multiplier: float, rate: float, rounds: int, golden: float
+) -> None:
     """The figures of dp-accounting 0.6 at a step of 1e-4, to a relative 1e-4, and a bound by Rényi accounting."""
     mechanism = PoissonGaussian(multiplier, rate, rounds)
     assert mechanism.epsilon_of(DELTA) == pytest.approx(golden, rel=1e-4)
@@ -297,7 +309,7 @@ def test_golden_epsilon_below_renyi(multiplier: float, rate: float, rounds: int,
 
 @pytest.mark.parametrize("relation", RELATIONS)
 @pytest.mark.parametrize(("z", "rate", "rounds"), [(0.05, 1 / 60, 600), (0.5, 0.1, 100_000), (0.03, 0.5, 2)])
-def test_noise_that_protects_nobody_is_refused_by_a_few_points(
+def test_too_little_noise_is_refused_after_evaluating_fewer_than_5000_points(
     monkeypatch: pytest.MonkeyPatch, z: float, rate: float, rounds: int, relation: Relation
 ) -> None:
     """The first took 3.8 GB and minutes, and then had no ε."""
@@ -309,7 +321,7 @@ def test_noise_that_protects_nobody_is_refused_by_a_few_points(
     assert sum(len(call.args[2]) for call in counted.call_args_list) < 5000
 
 
-def test_a_search_goes_past_noise_that_protects_nobody() -> None:
+def test_calibration_search_recovers_from_a_start_with_too_little_noise() -> None:
     """At the multiplier that it starts from, 20,000 rounds of a tenth of all have no ε."""
     found = calibrate(2.0, DELTA, 0.1, 20_000)
     assert found.noise_multiplier > 20.0

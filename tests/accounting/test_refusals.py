@@ -108,6 +108,6 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
 
 
 @pytest.mark.parametrize(("ask", "named"), REFUSED, ids=[named for _, named in REFUSED])
-def test_what_has_no_price_is_refused_by_name(ask: Callable[[], object], named: str) -> None:
+def test_arguments_that_no_accountant_can_price_are_refused_by_name(ask: Callable[[], object], named: str) -> None:
     with pytest.raises(InputError, match=named):
         ask()

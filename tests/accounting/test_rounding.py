@@ -70,7 +70,7 @@ def test_no_delta_of_one_epoch_is_below_its_value_in_extended_precision(z: float
 
 
 @pytest.mark.parametrize(("times", "length"), [(2, 2**16), (10, 2**19), (1000, 2**20)])
-def test_no_composition_hides_more_than_it_counts_as_infinite(times: int, length: int) -> None:
+def test_rounding_errors_of_a_composition_are_covered_by_its_infinity_mass(times: int, length: int) -> None:
     """The masses of `times` epochs, all errors added up in size, against those of extended precision."""
     losses = removal_loss_distribution(1.5, 60, 2**14, grid_end(1.5, 60, 1e-12))
     lattice = losses.to_grid(2e-3)
@@ -83,5 +83,5 @@ def test_no_composition_hides_more_than_it_counts_as_infinite(times: int, length
     assert composed.infinity_mass >= times * 1e-15
 
 
-def test_a_lattice_of_nothing_is_infinite() -> None:
+def test_composition_of_a_loss_distribution_without_finite_mass_has_infinity_mass_one() -> None:
     assert GridLossDistribution(1e-3, 0, np.zeros(1), 1.0).self_compose(3).infinity_mass == 1.0

@@ -52,7 +52,9 @@ def theorem_2(mu: float, eta: float, gamma: float, delta: float) -> float:
 @example(mu=0.1, eta=0.0, mean=20.0)
 @example(mu=4.0, eta=0.5, mean=2.0)
 @example(mu=1.0, eta=1.0, mean=2.0)
-def test_it_is_theorem_2(mu: float, eta: float, mean: float) -> None:
+def test_private_selection_epsilon_by_renyi_orders_matches_a_literal_theorem_2(
+    mu: float, eta: float, mean: float
+) -> None:
     law = NegativeBinomialRunCount(mean, eta)
     assert negative_binomial_mean(eta, law.gamma) == pytest.approx(mean, rel=1e-9)
     expected = theorem_2(mu, eta, law.gamma, 1e-5)
@@ -77,7 +79,9 @@ def test_gamma_gives_the_mean_and_is_not_too_large(mean: float, eta: float) -> N
         (1.0, PoissonRunCount(5.0), 6.697431),
     ],
 )
-def test_golden_numbers_by_orders(mu: float, law: RunCountDistribution, epsilon: float) -> None:
+def test_private_selection_epsilon_by_renyi_orders_matches_golden_values(
+    mu: float, law: RunCountDistribution, epsilon: float
+) -> None:
     assert PrivateSelection(mu, law).epsilon_by_orders(1e-5) == pytest.approx(epsilon, abs=2e-6)
 
 
@@ -92,13 +96,17 @@ def test_golden_numbers_by_orders(mu: float, law: RunCountDistribution, epsilon:
         (0.1, PoissonRunCount(5.0), 0.560836),
     ],
 )
-def test_golden_numbers(mu: float, law: RunCountDistribution, epsilon: float) -> None:
+def test_private_selection_epsilon_matches_golden_values(
+    mu: float, law: RunCountDistribution, epsilon: float
+) -> None:
     assert PrivateSelection(mu, law).epsilon_of(1e-5) == pytest.approx(epsilon, abs=1e-5)
 
 
 @pytest.mark.parametrize("mu", [1e-6, 0.1, 1.0, 8.0])
 @pytest.mark.parametrize("law", LAWS, ids=str)
-def test_the_price_of_a_choice_is_the_largest_ratio_of_its_weights(law: RunCountDistribution, mu: float) -> None:
+def test_selection_epsilon_shift_is_the_largest_log_ratio_of_winner_weights(
+    law: RunCountDistribution, mu: float
+) -> None:
     """ε₂ is above the ratio on a fine grid of probabilities of a better run, by at most 1e-4 of it."""
     z = np.linspace(-20.0, 20.0, 400_001)
     weight = density(law)
@@ -108,13 +116,15 @@ def test_the_price_of_a_choice_is_the_largest_ratio_of_its_weights(law: RunCount
 
 
 @pytest.mark.parametrize("mu", [1e10, 1e60])
-def test_a_choice_of_runs_that_protect_nobody_costs_at_least_a_run(mu: float) -> None:
+def test_selection_among_runs_of_huge_mu_costs_at_least_one_run(mu: float) -> None:
     for law in LAWS:
         assert PrivateSelection(mu, law).epsilon_of(1e-5) >= gdp.epsilon_of(mu, 1e-5)
 
 
 @pytest.mark.parametrize(("mu", "mean", "shape"), [(0.5, 10.0, 0.0), (1.0, 20.0, 1.0), (1.0, 5.0, math.inf)])
-def test_another_accountant_agrees(mu: float, mean: float, shape: float) -> None:
+def test_selection_epsilon_agrees_with_dp_accounting_and_never_exceeds_it(
+    mu: float, mean: float, shape: float
+) -> None:
     """On a grid of orders, and with a rougher δ for the Poisson law, so that it is never below ours."""
     law = PoissonRunCount(mean) if shape == math.inf else NegativeBinomialRunCount(mean, shape)
     accountant = theirs.RdpAccountant(1 + np.logspace(-2, 3, 400))
@@ -137,7 +147,9 @@ def density(law: RunCountDistribution) -> Callable[[Floats], Floats]:
 
 @pytest.mark.parametrize("law", LAWS, ids=str)
 @pytest.mark.parametrize("mu", [0.3, 1.0])
-def test_a_choice_that_can_be_computed_exactly_is_within_the_claim(law: RunCountDistribution, mu: float) -> None:
+def test_exact_delta_of_selecting_the_best_gaussian_score_is_within_the_claim(
+    law: RunCountDistribution, mu: float
+) -> None:
     """Runs that release their Gaussian score: the exact curve of the best one, in both directions."""
     x = np.linspace(-12.0, 12.0, 200_001)
     weight = density(law)
@@ -154,7 +166,7 @@ def test_a_choice_that_can_be_computed_exactly_is_within_the_claim(law: RunCount
     assert one_run, "what one run costs is not enough"
 
 
-def test_300_choices_that_can_be_computed_exactly_are_within_the_claim() -> None:
+def test_exact_deltas_of_300_random_selections_are_within_the_claim() -> None:
     """The run's release is its score, or the score with its sign turned, and K has either law."""
     draw, x = np.random.default_rng(8), np.linspace(-11.0, 15.0, 20_001)
     width, checked = x[1] - x[0], 0
@@ -178,7 +190,7 @@ def test_300_choices_that_can_be_computed_exactly_are_within_the_claim() -> None
     st.floats(0.05, 4.0), st.floats(1.0, 1000.0), st.sampled_from([0.0, 0.1, 0.5, 1.0, 2.0]),
     st.floats(0.0, 2.0), st.floats(1e-9, 1e-2),
 )  # fmt: skip
-def test_the_bound_by_curve_is_between_one_run_and_the_bound_by_orders(
+def test_selection_curve_bound_is_at_least_one_run_and_epsilon_is_the_smaller_of_two_bounds(
     mu: float, mean: float, eta: float, then: float, delta: float
 ) -> None:
     choice = PrivateSelection(mu, NegativeBinomialRunCount(mean, eta), then)
@@ -224,7 +236,7 @@ def cost(mean: float, eta: float = 0.0, later_mu: float = 0.0) -> float:
     return PrivateSelection(1.0, NegativeBinomialRunCount(mean, eta), later_mu).epsilon_of(1e-5)
 
 
-def test_one_run_costs_what_one_run_costs_and_more_cost_more() -> None:
+def test_selection_from_one_run_costs_that_run_and_cost_grows_with_the_mean_run_count() -> None:
     assert cost(1.0) == pytest.approx(gdp.epsilon_of(1.0, 1e-5), rel=1e-6)
     alone = PrivateSelection(1.0, NegativeBinomialRunCount(1.0))
     assert alone.epsilon_by_orders(1e-5) == pytest.approx(rdp.epsilon_of(1.0, 1e-5), rel=1e-6)
@@ -235,7 +247,7 @@ def test_one_run_costs_what_one_run_costs_and_more_cost_more() -> None:
     assert NegativeBinomialRunCount(1.0).draw(np.random.default_rng(0)) == 1
 
 
-def test_the_command_prints_the_cost() -> None:
+def test_privacy_selection_command_prints_the_epsilons_and_refuses_a_bad_eta() -> None:
     done = fedpriv("privacy", "selection", "--mu", "1", "--trials", "20", "--json", cwd=Path())
     printed = json.loads(done.stdout)
     assert printed["epsilon_of_the_choice"] == cost(20.0)

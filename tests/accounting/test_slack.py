@@ -48,7 +48,7 @@ charges = st.builds(ApproximateGDP, mu=st.floats(0.0, 3.0), slack=st.floats(0.0,
         (FIFTH, (0.461, 0.473, 0.486, 0.516)),
     ],
 )
-def test_golden_mus(run: Sampled, mus: tuple[float, ...]) -> None:
+def test_charged_mus_at_given_slacks_match_golden_values(run: Sampled, mus: tuple[float, ...]) -> None:
     """Computed twice before, by dp-accounting and by own laws; the entries have three digits."""
     for slack, golden in zip(SLACKS, mus, strict=True):
         assert run.charge(slack).mu == pytest.approx(golden, rel=2e-3)
@@ -56,7 +56,7 @@ def test_golden_mus(run: Sampled, mus: tuple[float, ...]) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("slack", [1e-6, 1e-8])
-def test_the_inequality_holds_between_and_beyond_the_points_it_was_certified_at(slack: float) -> None:
+def test_run_curve_stays_below_its_charged_mu_and_slack_between_certified_points(slack: float) -> None:
     """The guarantee of smallest_mu, at four thousand ε that are none of its points."""
     for run in (FIRST, FIFTH, AllocatedGaussian(0.9205, 60, relation="replace-one")):
         mu = min_mu(run.curve, slack)
@@ -65,7 +65,7 @@ def test_the_inequality_holds_between_and_beyond_the_points_it_was_certified_at(
         assert np.all(run.curve(epsilons) <= allowed * (1 + 1e-12))
 
 
-def test_the_inequality_holds_just_before_a_curve_falls() -> None:
+def test_min_mu_covers_a_staircase_curve_just_before_its_drop() -> None:
     """A staircase keeps its δ up to the next of the points: to certify each point alone would be too little."""
     slack = 1e-6
     mu = min_mu(lambda epsilons: np.where(epsilons < 1.0, 0.3, 0.0), slack)
@@ -73,7 +73,7 @@ def test_the_inequality_holds_just_before_a_curve_falls() -> None:
     assert gdp.delta_of(mu * (1 - 1e-4), 1.0 - 1e-9) < 0.3
 
 
-def test_the_inequality_holds_below_zero_in_both_directions() -> None:
+def test_charged_mu_and_slack_bound_both_directions_at_negative_epsilon() -> None:
     """δ(ε) for ε < 0 follows from the other direction, by the law of the loss itself."""
     slack, z, bins = 1e-7, 0.9205, 60
     mu = min_mu(FIRST.curve, slack)
@@ -85,7 +85,7 @@ def test_the_inequality_holds_below_zero_in_both_directions() -> None:
     assert np.all(np.maximum(removed, added) <= ((1.0 - slack) * mirrored + slack) * (1 + 1e-4))
 
 
-def test_the_mu_with_the_same_epsilon_is_no_mu_of_the_run() -> None:
+def test_mu_with_the_same_epsilon_at_one_delta_is_below_every_charged_mu() -> None:
     """One pass at z = 0.9205 has the ε of 0.3-GDP at 1e-5; at 1e-8 it has far more, and no small μ at all."""
     assert FIRST.epsilon_of(DELTA) == pytest.approx(gdp.epsilon_of(0.3, DELTA), rel=1e-3)
     assert FIRST.epsilon_of(1e-8) == pytest.approx(2.341, abs=2e-3)
@@ -94,7 +94,7 @@ def test_the_mu_with_the_same_epsilon_is_no_mu_of_the_run() -> None:
         assert FIRST.charge(slack).mu > 0.32
 
 
-def test_epsilon_follows_from_mu_and_slack() -> None:
+def test_epsilon_from_charged_mu_and_slack_is_never_below_the_runs_own_curve() -> None:
     """Never below what the run's own curve gives at the same δ."""
     for run, slack, delta in itertools.product((FIRST, FIFTH), (1e-7, 1e-8), (1e-4, 1e-5, 1e-6)):
         assert run.charge(slack).epsilon_of(delta) >= run.epsilon_of(delta) * (1 - 1e-3)
@@ -103,7 +103,7 @@ def test_epsilon_follows_from_mu_and_slack() -> None:
     assert ApproximateGDP(0.3).description == "0.3"
 
 
-def test_golden_compositions() -> None:
+def test_composed_charges_match_golden_epsilons() -> None:
     first, fifth = FIRST.charge(1e-7), FIFTH.charge(1e-7)
     assert compose_charges([ApproximateGDP(0.5), first, fifth]).epsilon_of(DELTA) == pytest.approx(3.307, abs=3e-3)
     assert compose_charges([first] * 10).epsilon_of(DELTA) == pytest.approx(5.33, abs=1e-2)
@@ -112,7 +112,9 @@ def test_golden_compositions() -> None:
 
 @settings(max_examples=200, deadline=None)
 @given(mu=st.floats(1e-6, 10.0), slack=st.floats(0.0, 1e-2), epsilon=st.floats(0.0, 20.0))
-def test_delta_and_epsilon_are_inverse_and_safe(mu: float, slack: float, epsilon: float) -> None:
+def test_epsilon_at_the_delta_of_a_charge_never_has_a_larger_delta(
+    mu: float, slack: float, epsilon: float
+) -> None:
     charge = ApproximateGDP(mu, slack)
     delta = charge.delta_of(epsilon)
     assert delta >= slack
@@ -166,14 +168,14 @@ HALF, EXACT, LOOSE = ApproximateGDP(0.5, 1e-8), ApproximateGDP(0.5), Approximate
         (LifetimeBudget(100.0), [], ApproximateGDP(1.0), ""),
     ],
 )
-def test_a_budget_is_used_up_exactly_and_a_refusal_says_by_what(
+def test_lifetime_budget_is_used_up_exactly_and_a_refusal_names_its_cause(
     budget: LifetimeBudget, before: list[ApproximateGDP], run: ApproximateGDP, reason: str
 ) -> None:
     refusal = budget.why_over_budget(before, run)
     assert refusal is None if reason == "" else reason in (refusal or "")
 
 
-def test_what_cannot_be_priced_is_never_covered() -> None:
+def test_sampled_run_at_distance_two_has_no_price_and_fits_no_budget() -> None:
     """A row of another unit or relation: k·μ for an exact run, nothing known for a sampled one."""
     old = price_at_distance(FIRST.charge(1e-8), distance=2)
     assert old is None
@@ -186,7 +188,9 @@ def test_what_cannot_be_priced_is_never_covered() -> None:
 
 @settings(max_examples=200, deadline=None)
 @given(several=st.lists(charges, max_size=6), mu=st.floats(0.1, 5.0), slack=st.floats(0.0, 1e-2))
-def test_what_is_left_fits_and_more_does_not(several: list[ApproximateGDP], mu: float, slack: float) -> None:
+def test_remaining_budget_is_admitted_and_any_more_is_refused(
+    several: list[ApproximateGDP], mu: float, slack: float
+) -> None:
     budget = LifetimeBudget(mu, slack)
     left = budget.remaining(several)
     if left is None:

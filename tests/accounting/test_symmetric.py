@@ -39,12 +39,12 @@ def one(z: float, bins: int, epsilon: float, size: int = 2**13) -> float:
 
 
 @pytest.mark.parametrize(("key", "golden"), in_parts(GOLDEN.items(), list(GOLDEN.items())[:3]))
-def test_golden_epsilon(key: tuple[float, int, int], golden: float) -> None:
+def test_replace_one_epsilon_matches_golden_values(key: tuple[float, int, int], golden: float) -> None:
     assert AllocatedGaussian(*key, relation="replace-one").epsilon_of(DELTA) == pytest.approx(golden, rel=1e-3)
 
 
 @pytest.mark.parametrize("points", in_parts([60, 8], [8]))
-def test_two_and_three_rounds_are_the_quadrature_on_the_safe_side(points: int) -> None:
+def test_replace_one_delta_of_two_and_three_rounds_is_just_above_quadrature(points: int) -> None:
     """So many points of two rounds and of three: never below, and at most 5 % above what can be resolved."""
     draw = np.random.default_rng(5)
     for bins, quadrature, accuracy in ((2, replaced_in_two_rounds, 1e-9), (3, replaced_in_three_rounds, 1e-5)):
@@ -55,7 +55,7 @@ def test_two_and_three_rounds_are_the_quadrature_on_the_safe_side(points: int) -
 
 
 @pytest.mark.parametrize("points", in_parts([400, 12], [12]))
-def test_no_bound_is_below_an_unbiased_sample(points: int) -> None:
+def test_replace_one_delta_bound_is_never_below_an_unbiased_monte_carlo_estimate(points: int) -> None:
     """z, T, ε anywhere; 5 standard errors: a false alarm in 10^4 seeds.  At most 6 % above, too."""
     draw = np.random.default_rng(6)
     for point in range(points):
@@ -68,7 +68,7 @@ def test_no_bound_is_below_an_unbiased_sample(points: int) -> None:
             assert bound <= (true + 5.0 * error) * 1.06 + 1e-11 * (1.0 + math.exp(epsilon))
 
 
-def test_a_single_round_is_the_gaussian_of_twice_the_norm() -> None:
+def test_single_round_replace_one_delta_is_the_gaussian_with_twice_the_clip_norm() -> None:
     for z in (0.3, 1.0, 4.0):
         for epsilon in (0.0, 0.3, 2.0, 6.0):
             true = gdp.delta_of(2.0 / z, epsilon)
@@ -77,7 +77,9 @@ def test_a_single_round_is_the_gaussian_of_twice_the_norm() -> None:
 
 @settings(max_examples=5, deadline=None)
 @given(z=st.floats(0.3, 5.0), bins=st.integers(1, 80), epsilon=st.floats(0.0, 8.0), tail=st.floats(1e-14, 1e-3))
-def test_every_grid_is_a_bound(z: float, bins: int, epsilon: float, tail: float) -> None:
+def test_replace_one_delta_on_every_grid_is_an_upper_bound(
+    z: float, bins: int, epsilon: float, tail: float
+) -> None:
     """A coarse grid, one that ends early, and one that reaches too far: none is below the finest."""
     fine = one(z, bins, epsilon, 2**15)
     for size in (2**8, 2**10, 2**13):
@@ -89,7 +91,7 @@ def test_every_grid_is_a_bound(z: float, bins: int, epsilon: float, tail: float)
     st.floats(0.3, 3.0), st.floats(0.01, 50.0), st.floats(-20.0, 20.0),
     st.tuples(st.floats(0.0, 1.0), st.floats(0.0, 1.0)), st.floats(0.0, math.pi),
 )  # fmt: skip
-def test_the_pair_dominates_any_two_increments(
+def test_opposite_increments_dominate_any_two_increments_in_convex_order(
     z: float, gamma: float, c: float, lengths: tuple[float, float], angle: float
 ) -> None:
     """E(d - c)+ in the plane, for any two increments, is at most that of opposite ones: the step of the proof."""
@@ -125,7 +127,9 @@ def test_increments_that_depend_on_earlier_releases_gain_nothing(epsilon: float)
 @pytest.mark.slow
 @settings(max_examples=12, deadline=None)
 @given(z=st.floats(0.2, 20.0), bins=st.integers(1, 300), epochs=st.integers(1, 3), delta=st.floats(1e-8, 1e-3))
-def test_never_above_the_chain_nor_below_zero_out(z: float, bins: int, epochs: int, delta: float) -> None:
+def test_replace_one_epsilon_is_never_above_the_triangle_bound_nor_below_zero_out(
+    z: float, bins: int, epochs: int, delta: float
+) -> None:
     replaced = AllocatedGaussian(z, bins, epochs, "replace-one")
     through_nobody = triangle_curve(*removal_and_addition_curves(replaced))
     chain = lowest_curve([gaussian_curve(replaced.known_mu), through_nobody])
@@ -135,7 +139,9 @@ def test_never_above_the_chain_nor_below_zero_out(z: float, bins: int, epochs: i
 
 
 @pytest.mark.parametrize(("knots", "end"), [(12, 8.0), (128, 8.0), (128, 60.0)])
-def test_the_law_on_knots_is_above_the_curve_in_one_epoch_and_in_several(knots: int, end: float) -> None:
+def test_loss_distribution_on_knots_is_never_below_the_exact_gaussian_for_one_or_four_epochs(
+    knots: int, end: float
+) -> None:
     """Of one round, whose k epochs are exactly √k · 2/z-GDP.  Knots end where rounding hides δ, near ε = 7."""
     law = SymmetricPairEpoch(2.0, 1, 2**12).loss_distribution(knots, end)
     assert float(law.masses.sum()) + law.infinity_mass == pytest.approx(1.0, abs=1e-9)
@@ -148,7 +154,7 @@ def test_the_law_on_knots_is_above_the_curve_in_one_epoch_and_in_several(knots: 
             assert np.all(loss.deltas(epsilons) <= true * 1.05 + 1e-9)
 
 
-def test_two_epochs_agree_with_sampling() -> None:
+def test_two_epoch_replace_one_delta_agrees_with_monte_carlo() -> None:
     """E(1 - e^ε Q/P)+ under P, 4.5 standard errors: a false alarm in 1.5e5 draws of the seed."""
     z, bins, samples = 1.0, 8, 300_000
     draw, logs = np.random.default_rng(12), np.zeros(300_000)
@@ -193,7 +199,9 @@ def test_the_law_of_a_symmetric_pair_has_the_bounds_that_it_was_made_of() -> Non
     ("z", "bins", "epsilon", "size"),
     [(1.0, 60, 1.1, 2**12), (0.5, 60, 6.3, 2**12), (3.0, 600, 0.01, 2**12), (0.4, 2000, 0.05, 2**13)],
 )
-def test_fourier_transforms_hide_less_than_is_added(z: float, bins: int, epsilon: float, size: int) -> None:
+def test_rounding_error_of_fourier_transforms_is_covered_by_the_added_allowance(
+    z: float, bins: int, epsilon: float, size: int
+) -> None:
     pair = SymmetricPairEpoch(z, bins, size)
     below, spacing = pair._grid(math.exp(epsilon), 1e-10)
     masses, _ = pair._ratio_distribution(math.exp(epsilon), spacing * (np.arange(size + 1) - below))
@@ -227,7 +235,7 @@ def _extended(masses: NDArray[np.float64], times: int, below: int) -> tuple[NDAr
     return np.minimum(chances[0], 1.0), chances[1]
 
 
-def test_both_increments_of_one_round_have_the_hockey_stick_of_the_gaussian() -> None:
+def test_reference_integrals_of_one_round_match_the_gaussian_hockey_stick() -> None:
     """The reference of these tests itself."""
     grid, weights = normal_rule(200_001)
     for z, epsilon in ((0.7, 0.0), (1.0, 2.0)):
@@ -267,13 +275,13 @@ def test_epsilon_counts_up_to_60() -> None:
 
 
 @pytest.mark.parametrize("tail", [0.5, 0.1, 0.01])
-def test_what_no_grid_holds_counts_whole(tail: float) -> None:
+def test_delta_on_a_grid_that_ends_early_is_not_below_the_fine_bound(tail: float) -> None:
     """A single large D."""
     for z, bins, epsilon in ((1.0, 20, 1.0), (0.5, 3, 2.0), (2.0, 8, 0.3)):
         assert SymmetricPairEpoch(z, bins, 2**12).delta(epsilon, tail) >= one(z, bins, epsilon, 2**15) * (1 - 2e-3)
 
 
-def test_a_sum_that_no_grid_holds_counts_as_infinite() -> None:
+def test_upper_tail_probability_includes_sums_beyond_the_grid() -> None:
     """Of two rounds: R is one D, and the grid ends before -x."""
     pair = SymmetricPairEpoch(0.5, 2, 2**10)
     below, spacing = pair._grid(math.e, 0.5)
@@ -292,7 +300,9 @@ def test_a_sum_that_no_grid_holds_counts_as_infinite() -> None:
         fast=[(2, 4.0, 1e-5), (10, 1.0, 1e-5)],
     ),
 )
-def test_what_was_calibrated_prints_no_more_than_was_asked(bins: int, mu: float, delta: float) -> None:
+def test_calibrated_replace_one_run_has_an_epsilon_of_at_most_its_target(
+    bins: int, mu: float, delta: float
+) -> None:
     """The first was asked for 24.3816 and printed 24.5358: bounds on grids rose with ε."""
     asked = gdp.epsilon_of(mu, delta)
     found = calibrate(asked, delta, bins, 1, "replace-one")
@@ -301,14 +311,14 @@ def test_what_was_calibrated_prints_no_more_than_was_asked(bins: int, mu: float,
         assert replaced_in_two_rounds(found.noise_multiplier, found.epsilon_of(delta)) <= delta
 
 
-def test_a_calibration_that_the_search_leaves_just_above_is_raised() -> None:
+def test_calibration_meets_its_epsilon_target_where_the_search_ends_just_above_the_target() -> None:
     """Bounds of δ at two ε lie on two grids: the search meets δ at the ε asked for, which a smaller one prints."""
     asked, delta = 3.6894555690995094, 3.379887517531043e-08
     assert calibrate(asked, delta, 1871, 1, "replace-one").epsilon_of(delta) <= asked
 
 
 @pytest.mark.parametrize(("z", "epsilon"), [(0.4413, 17.338), (0.4413, 21.033), (0.6, 14.207)])
-def test_a_large_epsilon_is_resolved(z: float, epsilon: float) -> None:
+def test_replace_one_delta_at_large_epsilon_stays_close_above_the_truth(z: float, epsilon: float) -> None:
     """Grids as wide as e^ε gave 31, 945 and 6 times the truth."""
     truth = replaced_in_two_rounds(z, epsilon)
     run = AllocatedGaussian(z, 2, 1, "replace-one")
@@ -329,7 +339,7 @@ def test_masses_of_far_spread_points_add_up_to_one(z: float, bins: int, epsilon:
 
 
 @pytest.mark.slow
-def test_epsilon_falls_with_the_noise_where_points_are_spread_far() -> None:
+def test_epsilon_falls_as_the_noise_multiplier_grows_on_widely_spread_grids() -> None:
     multipliers = (0.245, 0.25, 0.27)  # in the middle one it was 68
     found = [AllocatedGaussian(z, 5, 1, "replace-one").epsilon_of(1e-8) for z in multipliers]
     assert found == sorted(found, reverse=True)

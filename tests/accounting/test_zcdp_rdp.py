@@ -19,7 +19,7 @@ log_uniform_mu = st.floats(-6.0, 3.0).map(lambda power: 10.0**power)
 log_uniform_delta = st.floats(-300.0, -1.0).map(lambda power: 10.0**power)
 
 
-def test_the_papers_formula() -> None:
+def test_zcdp_and_paper_epsilon_follow_the_papers_formula() -> None:
     rho, delta = 0.5 * 0.3**2, 1e-5
     assert rdp.zcdp_of(0.3) == pytest.approx(rho, rel=1e-15)
     expected = rho + 2 * math.sqrt(rho * math.log(1 / delta))
@@ -30,19 +30,23 @@ def test_the_papers_formula() -> None:
 @pytest.mark.parametrize(
     ("epsilon", "delta", "sigma"), [(0.5, 1e-5, 9.70), (1.0, 1e-5, 4.90), (2.0, 1e-6, 2.72), (8.0, 1e-5, 0.690)]
 )
-def test_published_calibrations_by_the_papers_formula(epsilon: float, delta: float, sigma: float) -> None:
+def test_sigma_by_the_papers_formula_matches_published_calibrations(
+    epsilon: float, delta: float, sigma: float
+) -> None:
     assert 1.0 / rdp.paper_mu(epsilon, delta) == pytest.approx(sigma, abs=0.005)
 
 
 @pytest.mark.parametrize(
     ("epsilon", "delta", "sigma"), [(0.5, 1e-5, 7.03), (1.0, 1e-5, 3.73), (2.0, 1e-6, 2.23), (8.0, 1e-5, 0.600)]
 )
-def test_published_calibrations_by_the_exact_conversion(epsilon: float, delta: float, sigma: float) -> None:
+def test_sigma_by_the_exact_conversion_matches_published_calibrations(
+    epsilon: float, delta: float, sigma: float
+) -> None:
     assert 1.0 / gdp.mu_of(epsilon, delta) == pytest.approx(sigma, abs=0.005)
 
 
 @given(mu=log_uniform_mu, delta=log_uniform_delta)
-def test_the_papers_formula_in_both_directions(mu: float, delta: float) -> None:
+def test_paper_mu_inverts_paper_epsilon(mu: float, delta: float) -> None:
     epsilon = rdp.paper_epsilon(mu, delta)
     assert rdp.paper_mu(epsilon, delta) == pytest.approx(mu, rel=1e-9)
 
@@ -60,7 +64,7 @@ def test_a_zcdp_target_whose_root_is_a_float_loses_nothing() -> None:
 
 @settings(max_examples=100, deadline=None)
 @given(mu=log_uniform_mu, delta=log_uniform_delta)
-def test_exact_is_at_most_renyi_is_at_most_the_papers(mu: float, delta: float) -> None:
+def test_exact_epsilon_is_at_most_renyi_and_renyi_at_most_the_papers_formula(mu: float, delta: float) -> None:
     exact, renyi, paper = gdp.epsilon_of(mu, delta), rdp.epsilon_of(mu, delta), rdp.paper_epsilon(mu, delta)
     assert exact <= renyi * (1.0 + 1e-12) <= paper * (1.0 + 1e-9)
 
@@ -68,7 +72,7 @@ def test_exact_is_at_most_renyi_is_at_most_the_papers(mu: float, delta: float) -
 @pytest.mark.every(4)
 @pytest.mark.parametrize("mu", [1e-6, 0.1, 1.0, 5.0, 30.0])  # theirs skips orders below 1.01, needed above
 @pytest.mark.parametrize("delta", [1e-300, 1e-6, 0.01])
-def test_agrees_with_the_rdp_accountant_on_fine_orders(mu: float, delta: float) -> None:
+def test_renyi_epsilon_agrees_with_dp_accounting_on_fine_renyi_orders(mu: float, delta: float) -> None:
     best = math.sqrt(2.0 * math.log(1 / delta)) / mu
     accountant = their_rdp.RdpAccountant(1.0 + best * np.geomspace(0.05, 20.0, 200_001))
     accountant.compose(dp_accounting.GaussianDpEvent(1.0 / mu))
@@ -87,14 +91,16 @@ def test_the_best_order_is_found_to_ten_digits(mu: float, delta: float) -> None:
 
 @pytest.mark.parametrize("epsilon", [0.01, 1.0, 50.0])
 @pytest.mark.parametrize("delta", [1e-100, 1e-5])
-def test_calibration_by_renyi_lies_between_the_papers_and_the_exact(epsilon: float, delta: float) -> None:
+def test_mu_by_renyi_calibration_lies_between_the_papers_formula_and_the_exact_one(
+    epsilon: float, delta: float
+) -> None:
     mu = rdp.mu_of(epsilon, delta)
     assert rdp.epsilon_of(mu, delta) <= epsilon
     assert rdp.epsilon_of(mu * (1 + 1e-9), delta) > epsilon
     assert rdp.paper_mu(epsilon, delta) < mu < gdp.mu_of(epsilon, delta)
 
 
-def test_the_papers_condition_on_delta_is_the_wrong_way_round() -> None:
+def test_papers_sigma_formula_misses_its_delta_at_epsilon_20_and_delta_0_1() -> None:
     """σ = 2√ln(1/δ)/ε is not (ε, δ)-DP where ε > ln(1/δ): at ε = 20, δ = 0.1 the exact δ is 0.543."""
     sigma = 2 * math.sqrt(math.log(10)) / 20
     assert gdp.delta_of(1 / sigma, 20) == pytest.approx(0.543, abs=5e-4)

@@ -35,7 +35,7 @@ def own() -> dict[str, Any]:
     return dict(read_toml(find_scenario_file(Path("own-data"))))
 
 
-def test_init_writes_what_advise_says(tmp_path: Path) -> None:
+def test_the_init_command_writes_the_advised_settings(tmp_path: Path) -> None:
     create_folder(tmp_path / "study")
     text = (tmp_path / "study" / "scenario.toml").read_text(encoding="utf-8")
     tree = tomllib.loads(text)
@@ -48,7 +48,7 @@ def test_init_writes_what_advise_says(tmp_path: Path) -> None:
     assert "ADVISED" not in text
 
 
-def test_own_data_as_it_stands_is_what_advise_says_of_the_synthetic_records() -> None:
+def test_the_own_data_scenario_has_the_advised_settings_for_its_synthetic_records() -> None:
     cell = load_scenario(find_scenario_file(Path("own-data")), []).points[0].cell
     facts: Any = {"silos": 5, "records": 1200, "features": 784, "classes": 10, "epsilon": 4.0, "feature_norm": 5.0}
     says = fedpriv.advise(**facts, trust="trusted").tree
@@ -74,14 +74,16 @@ def test_the_clip_follows_the_bound_of_features_that_a_program_sets() -> None:
         ({"federation.samples": 500}, {"records": 100, "epsilon": 4.0, "trust": "trusted"}),
     ],
 )
-def test_a_run_of_own_records_asks_for_their_numbers(asked: dict[str, Any], facts: dict[str, Any]) -> None:
+def test_own_data_settings_are_advised_for_the_given_records_epsilon_and_trust(
+    asked: dict[str, Any], facts: dict[str, Any]
+) -> None:
     tree = as_advised(own(), dataset(1000), asked)
     says = fedpriv.advise(silos=5, features=20, classes=2, feature_norm=5.0, **facts).tree
     assert tree["algorithm"] == says["algorithm"]
     assert tree["federation"]["rounds"] == tree["federation"]["epochs"] == says["federation"]["rounds"]
 
 
-def test_advice_reads_no_record() -> None:
+def test_advised_settings_do_not_depend_on_record_values_or_labels() -> None:
     """Guarantee of `as_advised`: records a thousand times as large, and other labels, change nothing."""
     one, other = dataset(300), dataset(300, 1000.0)
     other.train_labels[:] = 1 - other.train_labels
@@ -94,11 +96,11 @@ def test_advice_reads_no_record() -> None:
      {"federation.silos": "five"}, {"federation.samples": 2}, {"privacy.epsilon": "much"},
      {"federation.rounds": [10, 20]}],
 )  # fmt: skip
-def test_keys_that_advice_is_not_for_leave_the_file_as_it_is(asked: dict[str, Any]) -> None:
+def test_keys_outside_the_advice_leave_the_own_data_scenario_unchanged(asked: dict[str, Any]) -> None:
     assert as_advised(own(), dataset(100), asked) == own()
 
 
-def test_more_rounds_than_are_needed_go_as_far() -> None:
+def test_the_advised_step_times_the_number_of_rounds_stays_constant() -> None:
     far = [as_advised(own(), dataset(1000), {"federation.rounds": rounds}) for rounds in (50, 200)]
     steps = [tree["algorithm"]["step"] * tree["federation"]["rounds"] for tree in far]
     assert steps[0] == pytest.approx(steps[1], rel=0.01)
@@ -113,7 +115,7 @@ def test_a_regression_of_own_records_learns(tmp_path: Path) -> None:
     assert found[0].metrics["test_loss"] < 0.5 * float(np.square(test[1]).mean()) / 2.0
 
 
-def test_own_records_have_a_good_model_at_once(tmp_path: Path) -> None:
+def test_own_data_reaches_90_percent_accuracy_with_the_advised_settings(tmp_path: Path) -> None:
     found = fedpriv.run("own-data", train=records(1000), test=records(200), out=tmp_path / "run")
     assert found[0].test_accuracy is not None
     assert found[0].test_accuracy > 0.9
@@ -125,7 +127,7 @@ def network(width: int = 8) -> nn.Module:
     return nn.Sequential(nn.Linear(20, width), nn.Tanh(), nn.Linear(width, 2))
 
 
-def test_a_network_has_a_rule_of_its_own_that_no_record_decides() -> None:
+def test_advised_network_settings_are_fixed_and_independent_of_the_records() -> None:
     trees = [as_advised(own(), dataset(1000, scale), {}, network()) for scale in (1.0, 1000.0)]
     assert trees[0] == trees[1]
     algorithm = trees[0]["algorithm"]
@@ -136,7 +138,7 @@ def test_a_network_has_a_rule_of_its_own_that_no_record_decides() -> None:
     assert says["algorithm"] == algorithm
 
 
-def test_the_step_of_a_network_keeps_the_random_walk_of_its_noise() -> None:
+def test_the_advised_network_step_falls_with_the_square_root_of_rounds_and_with_width() -> None:
     def walk(rounds: int, width: int = 8) -> float:
         tree = as_advised(own(), dataset(1000), {"federation.rounds": rounds}, network(width))
         assert tree["federation"]["rounds"] == rounds
@@ -147,13 +149,13 @@ def test_the_step_of_a_network_keeps_the_random_walk_of_its_noise() -> None:
     assert walk(100, 5000) < 0.6 * walk(100)
 
 
-def test_an_algorithm_that_is_the_advised_one_is_advised_on() -> None:
+def test_naming_the_advised_algorithm_explicitly_still_gives_the_advised_settings() -> None:
     asked = as_advised(own(), dataset(1000), {"algorithm.name": "dp-adam"}, network())
     assert asked == as_advised(own(), dataset(1000), {}, network())
     assert as_advised(own(), dataset(1000), {"algorithm.name": "dp-adam"}) == own()
 
 
-def test_advice_on_a_network_can_be_run(tmp_path: Path) -> None:
+def test_the_advised_settings_for_a_network_reach_90_percent_accuracy(tmp_path: Path) -> None:
     advice = fedpriv.advise(silos=5, records=200, features=20, classes=2, epsilon=3.0, parameters=186)
     assert advice.epsilon == pytest.approx(3.0, abs=0.01)
     assert "a run that learns nothing says so" in advice.forecast.sentence
@@ -163,7 +165,7 @@ def test_advice_on_a_network_can_be_run(tmp_path: Path) -> None:
     assert results[0].test_accuracy > 0.9
 
 
-def test_own_data_says_whom_it_trusts(tmp_path: Path) -> None:
+def test_own_data_warns_that_it_trusts_the_server_unless_trust_is_given(tmp_path: Path) -> None:
     settings = {"federation.rounds": 2}
     with pytest.warns(UserWarning, match="own-data trusts the server, which sees every silo's sums without noise"):
         fedpriv.run("own-data", train=records(100), test=records(40), set=settings, out=tmp_path / "a")
@@ -175,7 +177,7 @@ def test_own_data_says_whom_it_trusts(tmp_path: Path) -> None:
     assert not any("trusts the server" in str(warning.message) for warning in caught)
 
 
-def test_a_comparison_has_four_rows_that_run(tmp_path: Path) -> None:
+def test_the_comparison_scenario_of_init_runs_four_algorithms(tmp_path: Path) -> None:
     (path,) = create_folder(tmp_path / "four", is_comparison=True)
     small = {"federation.samples": 600, "seeds": 1, "privacy.epsilon": [4.0]}
     with warnings.catch_warnings():

@@ -20,13 +20,13 @@ SMALL: dict[str, Any] = {"data.name": "synthetic", "federation.samples": 200, "f
                          "federation.epochs": 4, "algorithm.step": 0.01}  # fmt: skip
 
 
-def test_names_are_those_of_the_tables() -> None:
+def test_literal_types_match_the_tables_of_engines_trust_settings_and_algorithms() -> None:
     assert set(get_args(EngineName)) == set(ENGINES)
     assert set(get_args(TrustName)) == set(TRUSTS)
     assert set(get_args(AlgorithmName)) == set(SHIPPED)
 
 
-def test_arguments_are_the_keys_that_they_name(tmp_path: Path) -> None:
+def test_run_arguments_are_equivalent_to_the_scenario_keys_that_they_name(tmp_path: Path) -> None:
     by_argument = fedpriv.run(
         "own-data", epsilon=[2, 30], trust="untrusted", algorithm="dp-adam", set=SMALL, out=tmp_path / "a"
     )
@@ -51,6 +51,6 @@ def test_an_empty_list_is_refused_in_one_line(empty: dict[str, Any], tmp_path: P
 
 
 @pytest.mark.parametrize("epsilon", [float("nan"), float("inf")])
-def test_a_budget_that_is_not_finite_is_called_so(epsilon: float, tmp_path: Path) -> None:
+def test_an_epsilon_that_is_not_finite_is_refused_by_name(epsilon: float, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=rf"privacy\.epsilon = {epsilon}: expected a finite number"):
         fedpriv.run("own-data", epsilon=epsilon, out=tmp_path)

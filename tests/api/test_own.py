@@ -74,7 +74,7 @@ class Pairs(Dataset[Any]):
 
 
 @pytest.mark.parametrize("model", [network(), Branched()])
-def test_a_module_is_trained_and_comes_back(tmp_path: Path, model: nn.Module) -> None:
+def test_a_torch_module_is_trained_as_a_copy_and_returned_with_its_type(tmp_path: Path, model: nn.Module) -> None:
     _, test = records()
     before = {name: values.clone() for name, values in model.state_dict().items()}
     (cell,) = run(tmp_path / "run", model=model)
@@ -90,18 +90,18 @@ def test_a_module_is_trained_and_comes_back(tmp_path: Path, model: nn.Module) ->
     assert np.array_equal(flat.numpy(), cell.model())
 
 
-def test_training_starts_where_the_module_is(tmp_path: Path) -> None:
+def test_training_starts_from_the_parameters_of_the_given_module(tmp_path: Path) -> None:
     (cell,) = run(tmp_path / "run", {**TREE, "algorithm": {**TREE["algorithm"], "step": 1e-12}})
     for name, values in network().state_dict().items():
         assert torch.allclose(cell.state_dict()[name], values, atol=1e-6)
 
 
-def test_both_engines_of_the_program_agree(tmp_path: Path) -> None:
+def test_vectorized_and_in_process_training_of_a_module_agree(tmp_path: Path) -> None:
     models = [run(tmp_path / engine, engine=engine)[0].model() for engine in ("vectorized", "inprocess")]
     assert np.allclose(*models, atol=1e-5)
 
 
-def test_images_keep_their_shape(tmp_path: Path) -> None:
+def test_image_records_keep_their_shape_for_a_convolutional_module(tmp_path: Path) -> None:
     train, test = records((1, 6, 6))
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Tanh(), nn.Flatten(), nn.Linear(32, 2))
@@ -111,7 +111,7 @@ def test_images_keep_their_shape(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["tensors", "items"])
-def test_torch_data_sets_are_the_arrays_in_them(tmp_path: Path, kind: str) -> None:
+def test_torch_datasets_train_the_same_model_as_their_arrays(tmp_path: Path, kind: str) -> None:
     train, test = records()
     made: list[Any] = [
         TensorDataset(*map(torch.from_numpy, part)) if kind == "tensors" else Pairs(part) for part in (train, test)
@@ -121,7 +121,7 @@ def test_torch_data_sets_are_the_arrays_in_them(tmp_path: Path, kind: str) -> No
     assert np.array_equal(of_arrays.model(), of_sets.model())
 
 
-def test_a_model_of_the_scenario_on_own_records(tmp_path: Path) -> None:
+def test_a_built_in_model_trains_on_own_records_and_converts_to_a_module(tmp_path: Path) -> None:
     _, test = records()
     tree = {**TREE, "model": {"name": "softmax-regression", "feature_norm": 4.0}}
     (cell,) = run(tmp_path / "run", tree, model=None)
@@ -130,7 +130,7 @@ def test_a_model_of_the_scenario_on_own_records(tmp_path: Path) -> None:
     assert cell.scenario["federation"]["samples"] == 800
 
 
-def test_a_regression_has_a_loss_that_is_chosen(tmp_path: Path) -> None:
+def test_a_regression_module_trains_with_the_chosen_loss(tmp_path: Path) -> None:
     (features, _), (held_out, _) = records()
     train, test = (features, features[:, 0]), (held_out, held_out[:, 0])
     for loss in ("squared", "absolute"):
@@ -142,7 +142,7 @@ def test_a_regression_has_a_loss_that_is_chosen(tmp_path: Path) -> None:
         assert cell.test_loss == pytest.approx(expected, rel=1e-4)
 
 
-def test_other_records_are_another_run(tmp_path: Path) -> None:
+def test_resuming_a_run_with_other_records_is_refused(tmp_path: Path) -> None:
     (features, labels), _ = records()
     run(tmp_path / "run")
     assert run(tmp_path / "run", resume=True).complete
@@ -150,7 +150,7 @@ def test_other_records_are_another_run(tmp_path: Path) -> None:
         run(tmp_path / "run", train=(features + 1.0, labels), resume=True)
 
 
-def test_guarantee_results_have_no_digest_on_which_a_record_can_be_tried(
+def test_guarantee_results_have_no_unkeyed_digest_of_the_records(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Gains: a record, from published results, for whoever knows all others; the name was SHA-256 of all."""
@@ -170,7 +170,7 @@ def test_guarantee_results_have_no_digest_on_which_a_record_can_be_tried(
 
 
 @pytest.mark.parametrize("planted", ["readable", "another user's"])
-def test_a_key_of_the_records_names_that_others_know_is_not_used(
+def test_a_digest_key_that_others_can_know_is_not_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, planted: str
 ) -> None:
     """Gains: the same digest, for who puts a key beside a data folder in a place of all users, as in /tmp."""
@@ -199,13 +199,13 @@ def test_a_key_of_the_records_names_that_others_know_is_not_used(
         ({"loss": "cubic"}, "accepted are 'cross-entropy', 'binary', 'squared-error'"),
     ],
 )
-def test_what_cannot_be_used_is_refused(tmp_path: Path, given: dict[str, Any], part: str) -> None:
+def test_invalid_records_modules_and_losses_are_refused(tmp_path: Path, given: dict[str, Any], part: str) -> None:
     with pytest.raises(fedpriv.InputError, match=part):
         run(tmp_path / "run", **given)
 
 
 @pytest.mark.slow
-def test_results_show_themselves_in_a_notebook(tmp_path: Path) -> None:
+def test_run_results_have_short_reprs_and_html_tables_for_notebooks(tmp_path: Path) -> None:
     tree = {**TREE, "title": "<b>mine</b>", "sweep": {"privacy.epsilon": [1.0, 8.0]}}
     results = run(tmp_path / "run", tree)
     assert len(repr(results)) < 200
@@ -220,21 +220,23 @@ def test_results_show_themselves_in_a_notebook(tmp_path: Path) -> None:
     assert rows[1]["test_accuracy"] == results[1].test_accuracy
 
 
-def test_a_table_for_pandas_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_converting_results_without_pandas_names_the_pip_extra(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     results = run(tmp_path / "run")
     monkeypatch.setitem(sys.modules, "pandas", None)
     with pytest.raises(fedpriv.InputError, match=r"pip install 'fedpriv\[notebook\]'"):
         results.to_pandas()
 
 
-def test_a_model_file_that_is_damaged_is_named(tmp_path: Path) -> None:
+def test_a_damaged_model_file_is_refused(tmp_path: Path) -> None:
     (cell,) = run(tmp_path / "run")
     cell.model_file.write_bytes(b"garbage")
     with pytest.raises(fedpriv.InputError, match="cannot be read as a model"):
         cell.model()
 
 
-def test_too_few_records_are_refused_in_the_words_of_the_program(tmp_path: Path) -> None:
+def test_too_few_own_records_are_refused_with_their_count(tmp_path: Path) -> None:
     train, test = (tuple(column[:10] for column in part) for part in records())
     tree = {**TREE, "federation": {**TREE["federation"], "batch": 5}}
     with pytest.raises(fedpriv.InputError, match="but train has 10 training records: too few for either; change"):

@@ -90,7 +90,7 @@ class Beside(nn.Module):
 
 
 @pytest.mark.parametrize("kind", [np.int64, np.int32, np.uint16])
-def test_whole_numbers_reach_an_embedding_as_they_are(tmp_path: Path, kind: Any) -> None:
+def test_integer_tokens_reach_an_embedding_layer_unchanged(tmp_path: Path, kind: Any) -> None:
     cell = run(tmp_path / "run", TOKENS.astype(kind), LOW, Bag())
     assert cell.test_accuracy > 0.6
     assert cell.predict(TOKENS[TRAIN:]).shape == (100,)
@@ -118,11 +118,11 @@ class Lookups(nn.Module):
 
 
 @pytest.mark.parametrize("kind", ["plain", "padding", "bag"])
-def test_probes_are_made_of_the_words_that_a_module_knows(tmp_path: Path, kind: str) -> None:
+def test_modules_with_plain_padded_or_bag_embeddings_train_on_tokens(tmp_path: Path, kind: str) -> None:
     assert run(tmp_path / "run", TOKENS, LOW, Lookups(kind)).test_accuracy > 0.5
 
 
-def test_a_module_that_looks_at_neighbours_is_found_with_tokens_too(tmp_path: Path) -> None:
+def test_a_token_module_that_mixes_records_of_a_batch_is_refused(tmp_path: Path) -> None:
     class Looking(Bag):
         def forward(self, tokens: Tensor) -> Tensor:
             return super().forward(tokens) + self.table(tokens).mean()
@@ -132,7 +132,7 @@ def test_a_module_that_looks_at_neighbours_is_found_with_tokens_too(tmp_path: Pa
 
 
 @pytest.mark.slow
-def test_a_token_beyond_the_vocabulary_harms_its_own_record_alone(tmp_path: Path) -> None:
+def test_a_token_beyond_the_vocabulary_leaves_the_trained_model_finite(tmp_path: Path) -> None:
     strange = TOKENS.copy()
     strange[0] = WORDS + 7
     finite = run(tmp_path / "run", strange, LOW, Bag())
@@ -141,7 +141,7 @@ def test_a_token_beyond_the_vocabulary_harms_its_own_record_alone(tmp_path: Path
 
 
 @pytest.mark.parametrize("given", ["arrays", "tensors", "items"])
-def test_several_inputs_and_a_label_for_each_token(tmp_path: Path, given: str) -> None:
+def test_a_module_with_two_inputs_and_one_label_for_each_token_trains(tmp_path: Path, given: str) -> None:
     tags = np.where(MASK, TOKENS % 3, -100)
     forms: dict[str, Any] = {}
     for name, ((tokens, mask), labels) in parts_of((TOKENS, MASK), tags).items():
@@ -166,7 +166,7 @@ def test_several_inputs_and_a_label_for_each_token(tmp_path: Path, given: str) -
     ],
     ids=["none", "three", "one", "shapes", "types"],
 )
-def test_a_torch_dataset_of_other_items_is_refused_in_one_line(items: list[Any], line: str) -> None:
+def test_torch_datasets_with_malformed_items_are_refused_in_one_line(items: list[Any], line: str) -> None:
     with pytest.raises(fedpriv.InputError, match=f"^train, test: {line}"):
         to_record_arrays(ListData(items))
 
@@ -182,13 +182,13 @@ class ListData(Dataset[Any]):
         return self.items[row]
 
 
-def test_inputs_of_unequal_length_are_refused_in_data_that_are_added() -> None:
+def test_added_data_with_inputs_of_unequal_length_are_refused() -> None:
     part = ((np.zeros((3, 2)), np.zeros((4, 2))), np.zeros(3, int))
     with pytest.raises(fedpriv.InputError, match=r"inputs of a tuple have the shapes \(3, 2\), \(4, 2\)"):
         make_dataset("added", part, part, None)
 
 
-def test_images_beside_a_row_of_numbers(tmp_path: Path) -> None:
+def test_a_module_with_image_and_numeric_inputs_trains(tmp_path: Path) -> None:
     images = _draw.integers(0, 256, (900, 1, 4, 4), dtype=np.uint8)
     cell = run(tmp_path / "run", (images, NUMBERS), (NUMBERS[:, 0] > 0).astype(int), Beside())
     assert cell.test_accuracy > 0.7
@@ -197,7 +197,7 @@ def test_images_beside_a_row_of_numbers(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("engine", ["vectorized", "inprocess"])
-def test_several_binary_labels(tmp_path: Path, engine: str) -> None:
+def test_a_module_with_several_binary_labels_trains(tmp_path: Path, engine: str) -> None:
     labels = (NUMBERS[:, :3] > 0).astype(int)
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3))
@@ -208,14 +208,14 @@ def test_several_binary_labels(tmp_path: Path, engine: str) -> None:
 
 
 @pytest.mark.parametrize("loss", ["squared", "absolute", "huber", "poisson"])
-def test_several_real_labels(tmp_path: Path, loss: str) -> None:
+def test_a_module_with_several_real_labels_trains_with_four_regression_losses(tmp_path: Path, loss: str) -> None:
     cell = run(tmp_path / "run", NUMBERS, np.abs(NUMBERS[:, :2]), linear(4, 2), loss=loss)
     assert cell.predict(NUMBERS[TRAIN:]).shape == (100, 2)
     assert "test_accuracy" not in cell.metrics
     assert np.isfinite(cell.test_loss)
 
 
-def test_a_function_of_one_records_output_and_label(tmp_path: Path) -> None:
+def test_a_loss_function_of_the_user_matches_the_equal_built_in_loss(tmp_path: Path) -> None:
     labels = np.abs(NUMBERS[:, :2])
 
     def half_square(output: Tensor, label: Tensor) -> Tensor:
@@ -252,7 +252,7 @@ def test_a_function_of_one_records_output_and_label(tmp_path: Path) -> None:
         ((NUMBERS > 0).astype(int), {"set": {"data.partition": "shards", "data.shards": 2}}, "take 'iid'"),
     ],
 )
-def test_what_does_not_fit_is_named_with_its_remedy(
+def test_labels_and_losses_that_do_not_fit_are_refused_with_the_remedy(
     tmp_path: Path, labels: NDArray[Any], more: dict[str, Any], line: str
 ) -> None:
     module = nn.Sequential(nn.Linear(4, 2 if labels.ndim == 1 else 4))
@@ -261,19 +261,19 @@ def test_what_does_not_fit_is_named_with_its_remedy(
         run(tmp_path / "run", NUMBERS, labels, module, **more)
 
 
-def test_numbers_that_were_given_as_tokens_are_named(tmp_path: Path) -> None:
+def test_integer_records_for_a_linear_module_are_refused_as_tokens(tmp_path: Path) -> None:
     with pytest.raises(fedpriv.InputError, match=r"cannot be given a record of 6 tokens \(floats are numbers\)"):
         run(tmp_path / "run", TOKENS, TOKENS[:, 0] % 2, nn.Linear(LENGTH, 2))
 
 
-def test_a_model_of_one_label_refuses_several(tmp_path: Path) -> None:
+def test_a_built_in_model_of_one_label_refuses_several_labels(tmp_path: Path) -> None:
     tree = {**TREE, "model": {"name": "softmax-regression", "feature_norm": 4.0}}
     with pytest.raises(fedpriv.InputError, match="takes one label a record, and here labels are of shape"):
         run(tmp_path / "run", NUMBERS, (NUMBERS > 0).astype(int), None, scenario=tree, set={})
 
 
 @pytest.mark.slow
-def test_clients_with_several_records_of_several_labels_are_units(tmp_path: Path) -> None:
+def test_dp_fedavg_trains_on_clients_whose_records_have_several_labels(tmp_path: Path) -> None:
     labels, steps = (NUMBERS[:, :3] > 0).astype(int), {"clip": 1.0, "step": 1.0, "local_step": 0.5}
     tree = {
         **TREE,

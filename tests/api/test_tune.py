@@ -43,7 +43,7 @@ def network() -> nn.Module:
     return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 2))
 
 
-def test_it_chooses_what_the_command_chooses(tmp_path: Path) -> None:
+def test_tuning_from_python_chooses_what_the_tune_command_chooses(tmp_path: Path) -> None:
     (tmp_path / "mine.toml").write_text(SCENARIO)
     by_python = fedpriv.tune(
         tmp_path / "mine.toml", grid={"algorithm.step": STEPS}, set={"privacy.mu": 4.0}, out=tmp_path / "python"
@@ -80,7 +80,7 @@ def test_own_records_and_a_module_are_tuned_and_run(tmp_path: Path) -> None:
     assert isinstance(results[0].to_module(), nn.Sequential)
 
 
-def test_the_default_grid_is_around_the_advised_settings(tmp_path: Path) -> None:
+def test_the_default_grid_of_own_data_varies_clip_norm_and_step(tmp_path: Path) -> None:
     tuned = fedpriv.tune(
         "own-data", train=records(300, 0), test=records(100, 1), model=network(), trials=3,
         set={"federation.silos": 3, "federation.rounds": 5}, out=tmp_path / "tuned",
@@ -89,7 +89,7 @@ def test_the_default_grid_is_around_the_advised_settings(tmp_path: Path) -> None
     assert set(tuned.settings[0]) == {"algorithm.clip", "algorithm.step"}
 
 
-def test_a_private_choice_says_what_it_costs(tmp_path: Path) -> None:
+def test_private_tuning_states_the_epsilon_of_its_choice(tmp_path: Path) -> None:
     (tmp_path / "mine.toml").write_text(SCENARIO)
     tuned = fedpriv.tune(
         tmp_path / "mine.toml",
@@ -111,6 +111,6 @@ def test_a_private_choice_says_what_it_costs(tmp_path: Path) -> None:
         ({"poisson": True}, "give --private with them"),
     ],
 )
-def test_what_cannot_be_tuned_is_refused(arguments: dict[str, Any], words: str) -> None:
+def test_invalid_tuning_arguments_are_refused(arguments: dict[str, Any], words: str) -> None:
     with pytest.raises(fedpriv.InputError, match=words):
         fedpriv.tune("quickstart", **arguments)

@@ -267,14 +267,18 @@ def refused(run: Deployment, case: Case) -> None:
 
 @pytest.mark.every(5)
 @pytest.mark.parametrize("what", FIXED)
-def test_an_edit_of_a_fixed_order_is_refused(copied: dict[str, Deployment], what: str) -> None:
+def test_an_edited_certificate_of_a_fixed_order_run_is_refused_by_silos_and_readers(
+    copied: dict[str, Deployment], what: str
+) -> None:
     """Guarantee: whatever a coordinator writes, an honest silo does not sign it, and a reader sees it."""
     refused(copied["fixed"], FIXED[what])
 
 
 @pytest.mark.every(3)
 @pytest.mark.parametrize("what", SECRET)
-def test_an_edit_of_a_secret_order_is_refused(copied: dict[str, Deployment], what: str) -> None:
+def test_an_edited_certificate_of_a_secret_schedule_run_is_refused_by_silos_and_readers(
+    copied: dict[str, Deployment], what: str
+) -> None:
     refused(copied["secret"], SECRET[what])
 
 
@@ -354,7 +358,7 @@ SIGNED: dict[str, tuple[Edit, str]] = {
 
 @pytest.mark.every(4)
 @pytest.mark.parametrize("what", SIGNED)
-def test_an_edit_after_the_signatures_is_refused(copied: dict[str, Deployment], what: str) -> None:
+def test_a_certificate_edited_after_signing_fails_verification(copied: dict[str, Deployment], what: str) -> None:
     run, (edit, words) = copied["fixed"], SIGNED[what]
     run.forge(edit)
     code, printed = run.verify()
@@ -390,7 +394,9 @@ COLLUDING: dict[str, tuple[Edit, str]] = {
 
 @pytest.mark.every(4)
 @pytest.mark.parametrize("what", COLLUDING)
-def test_what_a_colluding_silo_signs_is_compared_all_the_same(copied: dict[str, Deployment], what: str) -> None:
+def test_a_charge_signed_by_a_colluding_silo_is_checked_against_the_scenario(
+    copied: dict[str, Deployment], what: str
+) -> None:
     """Guarantee: a signature makes no charge true that the scenario does not cost."""
     run, (edit, words) = copied["fixed"], COLLUDING[what]
     run.forge(edit, sign=True)
@@ -400,9 +406,7 @@ def test_what_a_colluding_silo_signs_is_compared_all_the_same(copied: dict[str, 
 
 
 @pytest.mark.parametrize("what", ["relabel", "tests", "fewer", "secret"])
-def test_the_coordinators_own_command_refuses_what_it_edited_in_its_results(
-    copied: dict[str, Deployment], what: str
-) -> None:
+def test_the_certify_command_refuses_edited_results(copied: dict[str, Deployment], what: str) -> None:
     """Guarantee: `fedpriv certify` compares results.json with the scenario in it, whatever else is consistent."""
     run = copied["secret" if what == "secret" else "fixed"]
     case = SECRET[what] if what == "secret" else FIXED[what]
@@ -413,7 +417,7 @@ def test_the_coordinators_own_command_refuses_what_it_edited_in_its_results(
     assert re.search(case.silo.removeprefix("record.").removeprefix("record: ").split(", and")[0], line), line
 
 
-def test_a_signature_of_another_run_is_not_taken(
+def test_a_signature_of_another_run_fails_verification(
     honest: dict[str, Deployment], copied: dict[str, Deployment]
 ) -> None:
     run, other = copied["fixed"], honest["secret"]
@@ -424,14 +428,14 @@ def test_a_signature_of_another_run_is_not_taken(
     assert "by another key than the one that you trust as silo-1" in printed
 
 
-def test_a_round_is_missed_once() -> None:
+def test_a_missed_round_listed_twice_counts_once() -> None:
     """Gains: a run that a silo has not answered, with one of its rounds called missed several times."""
     answered, record = {"rounds_answered": 3}, {"rounds": 5, "missed": {"1": [1, 1]}}
     assert "answered 3 of 5 rounds, and record.missed has 1" in (_find_unanswered(1, answered, record) or "")
     assert _find_unanswered(1, answered, {**record, "missed": {"1": [1, 2]}}) is None
 
 
-def test_a_price_of_a_secret_order_has_the_probability_that_it_may_fail_with(
+def test_a_certificate_of_a_secret_schedule_run_states_the_slack_of_each_price(
     copied: dict[str, Deployment],
 ) -> None:
     """Gains: μ = 0 on a page, for a silo whose policy lets a run use up a slack of a half."""
@@ -440,7 +444,7 @@ def test_a_price_of_a_secret_order_has_the_probability_that_it_may_fail_with(
     assert "probability of 1e-08, of a lifetime budget of 1.069 and a probability of 2e-08, left" in page
 
 
-def test_a_ledger_of_before_signs_nothing_until_it_is_converted(tmp_path: Path) -> None:
+def test_an_unconverted_ledger_of_fedpriv_0_3_0_signs_no_certificate(tmp_path: Path) -> None:
     """Gains: a price of fedpriv 0.3.0 that was too low, and a head that follows from a digest of the records."""
     run = deployment(tmp_path, fixed_order(evaluation=None))
     assert run.draft() == ""
@@ -456,7 +460,9 @@ def test_a_ledger_of_before_signs_nothing_until_it_is_converted(tmp_path: Path) 
     assert line.count("\n") == 1
 
 
-def test_a_certificate_with_some_signatures_says_so_first(copied: dict[str, Deployment]) -> None:
+def test_a_partially_signed_certificate_says_so_first_and_fails_verification(
+    copied: dict[str, Deployment],
+) -> None:
     """Guarantee: who has not signed is in the first line of file, page and card, and no reader lets it pass."""
     run = copied["fixed"]
     assert run.draft() == ""
@@ -511,7 +517,9 @@ KINDS: dict[str, Any] = {
 
 @pytest.mark.every(4)
 @pytest.mark.parametrize("what", KINDS)
-def test_an_honest_certificate_passes_whatever_the_run_is_and_names_no_folder(tmp_path: Path, what: str) -> None:
+def test_an_honest_certificate_verifies_for_every_kind_of_run_and_contains_no_local_paths(
+    tmp_path: Path, what: str
+) -> None:
     """Guarantee: no folder of a machine is in certificate, page or card."""
     run = deployment(tmp_path, KINDS[what](tmp_path), first=what == "a first step")
     assert run.refusal() == ("", printed := run.verify()[1])
@@ -524,7 +532,7 @@ def test_an_honest_certificate_passes_whatever_the_run_is_and_names_no_folder(tm
         assert tmp_path.parent.name not in text, name
 
 
-def test_what_weakens_a_certificate_is_listed(tmp_path: Path) -> None:
+def test_a_certificate_lists_the_caveats_of_its_claim(tmp_path: Path) -> None:
     """Guarantee: the list has who declared ranges public, choices, kind of run, earlier runs, and a δ of 1/n."""
     asked = hospitals(tmp_path, privacy={"delta": 0.09, "epsilon": 1.0})
     run = deployment(tmp_path, asked)
@@ -545,7 +553,7 @@ def test_what_weakens_a_certificate_is_listed(tmp_path: Path) -> None:
             assert words in text, (name, words)
 
 
-def test_a_simulation_says_what_weakens_it(tmp_path: Path) -> None:
+def test_a_certificate_of_a_simulation_states_that_its_noise_can_be_recomputed(tmp_path: Path) -> None:
     folder = fedpriv.run(small_tree(), out=tmp_path / "run").folder
     assert command("certify", folder, "--key", folder / "key", cwd=folder).returncode == 0
     page = (folder / "certificate.html").read_text()
@@ -554,7 +562,7 @@ def test_a_simulation_says_what_weakens_it(tmp_path: Path) -> None:
     assert "Whether these records were used before is not known." in page
 
 
-def test_a_certificate_runs_no_code_that_it_names(
+def test_signing_and_verifying_a_certificate_import_no_module_that_the_scenario_names(
     copied: dict[str, Deployment], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Guarantee: neither a silo that signs nor a reader imports what a coordinator's scenario names."""
@@ -579,7 +587,9 @@ def test_a_certificate_runs_no_code_that_it_names(
     ],
     ids=lambda values: next(iter(values)),
 )
-def test_a_hostile_record_ends_in_one_line(copied: dict[str, Deployment], values: dict[str, Any]) -> None:
+def test_a_malformed_certificate_record_is_refused_in_one_line(
+    copied: dict[str, Deployment], values: dict[str, Any]
+) -> None:
     run = copied["fixed"]
     run.forge(lambda tree: record(**values)(tree["body"]["record"]), sign=True)
     code, printed = run.verify()
@@ -587,7 +597,7 @@ def test_a_hostile_record_ends_in_one_line(copied: dict[str, Deployment], values
     assert run.sign(1).count("\n") == 1
 
 
-def test_a_run_of_the_same_scenario_is_said_and_a_model_of_another_run_is_covered_by_all(tmp_path: Path) -> None:
+def test_a_certificate_states_the_total_cost_of_other_runs_of_the_same_scenario(tmp_path: Path) -> None:
     """A coordinator certifies one run with the model of another: the page says what all of them cost."""
     run = deployment(tmp_path, fixed_order(evaluation=None))
     (cell,) = json.loads((run.folder / "results.json").read_text())["cells"]

@@ -64,7 +64,7 @@ def truths() -> list[int]:
 
 
 @pytest.mark.slow
-def test_a_record_that_a_backbone_chokes_on_changes_no_other_records_features(
+def test_an_out_of_vocabulary_record_does_not_change_the_backbone_features_of_other_records(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A word beyond the vocabulary, or not: 24 of 24 right at e6607f7, where all went another way for it.
@@ -101,7 +101,7 @@ def test_a_record_that_a_backbone_chokes_on_changes_no_other_records_features(
 
 
 @pytest.mark.slow
-def test_a_test_record_that_overflows_changes_no_other_records_score(tmp_path: Path) -> None:
+def test_an_overflowing_test_record_does_not_change_the_scores_of_other_records(tmp_path: Path) -> None:
     """A model that overflows for one record alone: 24 of 24 right at e6607f7, where blocks met in it.
 
     The module passes the probe: it mixes records only where one of them is not finite.

@@ -48,7 +48,7 @@ def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Model:
 
 
 @pytest.mark.parametrize("pattern", ["random", "largest", "cancelling", "all scales"])
-def test_an_exchanged_record_moves_a_release_by_one_clip_and_no_bit_of_the_others(
+def test_an_augmented_record_adds_at_most_one_clip_and_changes_no_other_increment(
     model: Model, pattern: str
 ) -> None:
     """Integers, as a guard adds them: with five copies, K units under zero-out, and nobody else's copies."""
@@ -76,7 +76,7 @@ def test_an_exchanged_record_moves_a_release_by_one_clip_and_no_bit_of_the_other
     assert np.array_equal(*without)
 
 
-def test_a_guard_answers_once_for_them(tmp_path: Path, model: Model) -> None:
+def test_a_guard_gives_an_augmented_lora_round_one_reply_only(tmp_path: Path, model: Model) -> None:
     guard = guard_over(tmp_path / "silo", False, CODE, 2, features=IMAGES, labels=FLAGS)
     text = scenario(1, COUNT, model=model)
     first = guard.answer("run", text, 1, torch.full((SIZE,), 0.1))
@@ -89,7 +89,7 @@ def test_a_guard_answers_once_for_them(tmp_path: Path, model: Model) -> None:
 @pytest.mark.parametrize(
     ("copies", "shift", "said"), [(10**9, 1, "copies"), (2, 4, "out of sight"), (2, 0, "shift or flip")]
 )
-def test_a_guard_refuses_copies_beyond_reason(
+def test_a_guard_refuses_unreasonable_augmentation_settings(
     tmp_path: Path, model: Model, copies: int, shift: int, said: str
 ) -> None:
     guard = guard_over(tmp_path / "silo", False, CODE, 2, features=IMAGES, labels=FLAGS)

@@ -171,12 +171,12 @@ def parts_of(objective: Objective) -> Iterator[Objective]:
         ),
     ],
 )
-def test_whatever_is_registered_has_an_example(registered: Iterable[str], known: Iterable[str]) -> None:
+def test_every_registered_component_has_a_test_example(registered: Iterable[str], known: Iterable[str]) -> None:
     assert set(registered) - set(known) == set(), "add an example to tests/attacks/crossing_examples.py"
 
 
 @pytest.mark.parametrize("model", examples.MODELS)
-def test_every_key_of_a_model_has_an_example(model: str) -> None:
+def test_every_setting_of_a_model_has_a_test_example(model: str) -> None:
     assert set(keys_of(model)) - examples.KEYS.keys() == set(), "add one to KEYS of crossing_examples.py"
 
 
@@ -184,7 +184,7 @@ def test_every_key_of_a_model_has_an_example(model: str) -> None:
 
 
 @pytest.mark.parametrize("choice", fast_choices(), ids=str)
-def test_an_admitted_combination_keeps_its_promise(choice: Choice, files: Files) -> None:
+def test_an_admitted_combination_of_components_satisfies_every_privacy_check(choice: Choice, files: Files) -> None:
     """As a silo releases it; as a simulation where it cannot be released, and where its order is secret."""
     census = census_of([choice], files, [True])
     if census.refused or SELECTABLE_PARTICIPATIONS[choice.participation].secret:
@@ -194,7 +194,9 @@ def test_an_admitted_combination_keeps_its_promise(choice: Choice, files: Files)
 
 
 @pytest.mark.parametrize(("grid", "part"), OF_GRIDS)
-def test_every_admitted_combination_keeps_its_promise(grid: str, part: int, files: Files) -> None:
+def test_every_admitted_combination_of_the_grids_satisfies_every_privacy_check(
+    grid: str, part: int, files: Files
+) -> None:
     census = census_of(GRIDS[grid]()[part::PARTS], files)
     print(f"\n{grid}, part {part + 1} of {PARTS}: {census}")
     assert census.broken == []
@@ -202,7 +204,7 @@ def test_every_admitted_combination_keeps_its_promise(grid: str, part: int, file
     assert census.admitted > 0
 
 
-def test_everything_is_met_among_the_fast_ones() -> None:
+def test_every_registered_component_occurs_in_the_fast_combinations() -> None:
     met = [set(values) for values in zip(*fast_choices(), strict=True)]
     registered = {
         "model": examples.MODELS.keys() - LONG,
@@ -222,7 +224,7 @@ APART = {LinearHazards, LocalTraining, RemoteLoss}
 """What a silo fits for itself, what no noise is calibrated to, and a server's stand-in that sees no record."""
 
 
-def test_every_example_is_met_in_the_grids() -> None:
+def test_every_test_example_occurs_in_the_grids() -> None:
     met = [set(values) for values in zip(*(choice for grid in GRIDS.values() for choice in grid()), strict=True)]
     for name, values in {
         "key": {key for model in examples.MODELS for key in keys_of(model)},
@@ -240,7 +242,7 @@ def subclasses(kind: type) -> set[type]:
 
 
 @pytest.mark.slow
-def test_every_class_that_touches_records_and_every_mechanism_is_in_a_plan(files: Files) -> None:
+def test_every_objective_class_and_every_mechanism_occurs_in_an_admitted_plan(files: Files) -> None:
     """Of all that is admitted, with the classes that only evaluate, or are the base of others, left out."""
     census = census_of([choice for grid in GRIDS.values() for choice in grid()], files, checked=False)
     print(f"\nall grids, planned alone: {census}")
@@ -310,28 +312,34 @@ def planted(kind: type[View], choice: Choice, files: Files, released: bool, patc
 
 
 @pytest.mark.parametrize("released", [True, False])
-def test_increments_keyed_by_place_are_seen(files: Files, released: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_checks_detect_increments_that_depend_on_batch_position(
+    files: Files, released: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """In a secret order; in a fixed one places are rows, and it is right."""
     assert planted(ByPlace, Choice(participation="poisson"), files, released, monkeypatch) == {"b"}
     assert planted(ByPlace, Choice(), files, released, monkeypatch) == set()
 
 
-def test_increments_keyed_by_other_records_are_seen(files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_checks_detect_increments_that_depend_on_other_records(
+    files: Files, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert "a" in planted(ByNeighbour, Choice(), files, False, monkeypatch)
 
 
-def test_another_answer_to_the_same_question_is_seen(files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_checks_detect_different_replies_to_a_repeated_query(
+    files: Files, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert "e" in planted(ByCall, Choice(), files, True, monkeypatch)
 
 
-def test_a_record_that_is_read_more_often_than_it_is_charged_for_is_seen(files: Files) -> None:
+def test_the_checks_detect_a_record_that_is_read_more_often_than_charged(files: Files) -> None:
     crossing = plan_crossing(Choice("logistic-regression"), files, True)
     rounds = tuple(planned._replace(batch_range=range(1)) for planned in crossing.plan.rounds)
     object.__setattr__(crossing.plan, "rounds", rounds)
     assert {line.partition(":")[0] for line in crossing.check().failures} == {"c"}
 
 
-def test_a_round_that_computes_less_where_nobody_is_drawn_is_seen(
+def test_the_checks_detect_a_round_that_computes_less_for_an_empty_draw(
     files: Files, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Plan, "record_capacity", lambda *_: 0)
@@ -339,10 +347,10 @@ def test_a_round_that_computes_less_where_nobody_is_drawn_is_seen(
     assert {line.partition(":")[0] for line in crossing.check().failures} == {"d"}
 
 
-def test_a_registered_model_without_an_example_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_checks_detect_a_registered_model_without_an_example(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(MODELS, "forgotten", MODELS["mlp"])
     with pytest.raises(AssertionError, match="forgotten"):
-        test_whatever_is_registered_has_an_example(MODELS, examples.MODELS)
+        test_every_registered_component_has_a_test_example(MODELS, examples.MODELS)
 
 
 # Engines
@@ -399,7 +407,7 @@ def alike(one: Any, other: Any, choice: Choice) -> bool:
 
 @pytest.mark.every(6)
 @pytest.mark.parametrize("choice", [*SIDE_BY_SIDE, FIRST_STEP], ids=str)
-def test_a_replicate_is_what_it_is_alone(choice: Choice, files: Files) -> None:
+def test_a_replicate_run_in_a_batch_equals_the_same_run_alone(choice: Choice, files: Files) -> None:
     cells = replicates(choice, files)
     together, _ = run("vectorized", *cells)
     for cell, outcome in zip(cells, together, strict=True):
@@ -411,7 +419,7 @@ def test_a_replicate_is_what_it_is_alone(choice: Choice, files: Files) -> None:
 
 @pytest.mark.every(6)
 @pytest.mark.parametrize("choice", SIDE_BY_SIDE, ids=str)
-def test_a_run_that_is_resumed_or_on_a_worker_is_the_same(
+def test_a_run_resumed_from_a_checkpoint_or_on_a_worker_has_the_same_bits(
     choice: Choice, files: Files, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """From a checkpoint in its middle, and in the function that workers run."""
@@ -429,7 +437,7 @@ def test_a_run_that_is_resumed_or_on_a_worker_is_the_same(
 
 
 @pytest.mark.parametrize(("grid", "part"), OF_GRIDS)
-def test_engines_agree_on_every_combination_in_floats(grid: str, part: int, files: Files) -> None:
+def test_both_engines_agree_on_every_combination_in_floating_point(grid: str, part: int, files: Files) -> None:
     """The vectorized engine and silos of one process, wherever both compute a combination."""
     compared, apart, refusals = 0, [], []
     for choice in GRIDS[grid]()[part::PARTS]:

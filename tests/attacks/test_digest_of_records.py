@@ -81,7 +81,7 @@ def theft(folder: Path, truth: Shard, what: str, *, run: bool = True) -> list[Pa
 
 
 @pytest.mark.parametrize("what", STOLEN)
-def test_guarantee_a_thief_of_backup_ledger_or_both_cannot_try_what_a_record_is(tmp_path: Path, what: str) -> None:
+def test_guarantee_a_stolen_ledger_or_backup_cannot_confirm_a_guess_of_a_record(tmp_path: Path, what: str) -> None:
     """Gains: a record, with one hash a guess; 20 of 20 where μ = 0.5 permits 60 %.  Without a hint: a coin."""
     possible, coin = candidates(), random.Random(0)
     for trial in range(TRIALS):
@@ -91,7 +91,9 @@ def test_guarantee_a_thief_of_backup_ledger_or_both_cannot_try_what_a_record_is(
 
 
 @pytest.mark.parametrize("what", STOLEN)
-def test_the_same_attack_names_every_record_by_a_ledger_of_0_3_0(tmp_path: Path, what: str) -> None:
+def test_the_guessing_attack_identifies_every_record_from_a_ledger_of_fedpriv_0_3_0(
+    tmp_path: Path, what: str
+) -> None:
     """What the attack above would find: the digest without a key, and every head that follows from it."""
     possible, coin = candidates(), random.Random(0)
     for trial in range(TRIALS):
@@ -108,7 +110,7 @@ def test_the_same_attack_names_every_record_by_a_ledger_of_0_3_0(tmp_path: Path,
         assert pointed_out([path], candidates_in(run)) == [1], "the chain alone says it"
 
 
-def test_a_thief_of_the_whole_disk_has_the_key_and_the_records(tmp_path: Path) -> None:
+def test_the_guessing_attack_succeeds_when_the_record_key_is_stolen_too(tmp_path: Path) -> None:
     """The stated exception, and that the attack uses a key where it is given one."""
     possible = candidates()
     for truth, each in enumerate(possible):
@@ -116,7 +118,7 @@ def test_a_thief_of_the_whole_disk_has_the_key_and_the_records(tmp_path: Path) -
         assert pointed_out(files, possible) == [truth]
 
 
-def test_two_candidates_leave_the_same_bytes_but_for_what_has_a_key(
+def test_two_candidate_records_leave_the_same_bytes_except_for_keyed_digests(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """HMAC under a key that nobody has is a draw: with one draw ledger, mark and backup are the same bytes."""
@@ -130,7 +132,7 @@ def test_two_candidates_leave_the_same_bytes_but_for_what_has_a_key(
     assert left[0] == left[1]
 
 
-def test_a_first_run_that_was_under_way_while_its_ledger_was_converted_says_nothing_once_it_is_over(
+def test_a_converted_ledger_and_old_checkpoints_confirm_no_guess_once_the_first_run_has_ended(
     tmp_path: Path,
 ) -> None:
     """Gains: the record, from one head of before and the stolen chain, with the seal of the only run as it was."""
@@ -156,7 +158,7 @@ def test_a_first_run_that_was_under_way_while_its_ledger_was_converted_says_noth
 
 
 @pytest.mark.parametrize("how", ["its ledger", "its backup"])
-def test_what_a_server_remembers_of_a_converted_ledger_says_nothing_either(tmp_path: Path, how: str) -> None:
+def test_checkpoints_of_a_converted_ledger_confirm_no_guess_of_a_record(tmp_path: Path, how: str) -> None:
     """Gains: the record again, from heads that a coordinator keeps, or a certificate has, and the stolen chain.
 
     A head of before follows from the digest and from the rows: those of runs that are over are no more what it

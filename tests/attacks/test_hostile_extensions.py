@@ -67,7 +67,9 @@ def naming(section: str, name: str) -> str:
 
 
 @pytest.mark.parametrize(("section", "name"), [("model", "spy"), ("algorithm", "spy-sgd"), ("data", "spy-data")])
-def test_no_name_of_a_scenario_makes_a_guard_import_an_extension(tmp_path: Path, section: str, name: str) -> None:
+def test_a_scenario_cannot_make_a_guard_import_an_extension_by_name(
+    tmp_path: Path, section: str, name: str
+) -> None:
     guard = guard_for(tmp_path, *random_records())
     zero = torch.zeros(7850, dtype=torch.float64)
     for asked in (lambda cell: guard.query_shapes(cell), lambda cell: guard.answer("run", cell, 1, zero)):
@@ -79,7 +81,7 @@ def test_no_name_of_a_scenario_makes_a_guard_import_an_extension(tmp_path: Path,
     assert "spying_package" not in sys.modules
 
 
-def test_a_row_that_was_imported_already_needs_permission_too(tmp_path: Path) -> None:
+def test_an_extension_model_imported_already_still_needs_permission_of_the_policy(tmp_path: Path) -> None:
     """Guess rate: 12 of 12 before; now both worlds are refused alike, and half of the guesses right."""
     extensions.load_extensions()
     assert "spy" in MODELS
@@ -104,7 +106,7 @@ def test_a_row_that_was_imported_already_needs_permission_too(tmp_path: Path) ->
     assert right == 6
 
 
-def test_a_policy_that_lists_an_extension_and_its_rows_has_them(tmp_path: Path) -> None:
+def test_a_policy_that_lists_an_extension_and_its_parts_admits_their_use(tmp_path: Path) -> None:
     allow = {"extensions": ["spying_package"], "models": ["spy"], "algorithms": ["spy-sgd"]}
     guard = guard_for(tmp_path, *random_records(), **allow)
     assert "spying_package" in sys.modules
@@ -120,7 +122,7 @@ def test_a_policy_that_lists_an_extension_and_its_rows_has_them(tmp_path: Path) 
         ({"algorithms": ["spy-sgd"]}, "allow.algorithms: 'spy-sgd' is added by none of allow.extensions"),
     ],
 )
-def test_a_policy_whose_extensions_are_not_there_does_not_start(
+def test_a_guard_does_not_start_without_the_extensions_of_its_policy(
     tmp_path: Path, allow: dict[str, list[str]], words: str
 ) -> None:
     with pytest.raises(InputError, match=words):

@@ -81,7 +81,7 @@ WRONG_IN_FLOATS: dict[str, tuple[dict[str, Any], str]] = {
 @pytest.mark.every(3)
 @pytest.mark.parametrize("name", WRONG_IN_FLOATS)
 @pytest.mark.parametrize("passes", [1, 2])
-def test_a_class_that_is_wrong_about_its_noise_is_refused_before_round_1(
+def test_a_mechanism_class_with_false_claims_about_its_noise_is_refused_before_round_1(
     name: str, passes: int, tmp_path: Path
 ) -> None:
     members, words = WRONG_IN_FLOATS[name]
@@ -97,7 +97,7 @@ def test_a_class_that_is_wrong_about_its_noise_is_refused_before_round_1(
         fedpriv.run(tree, out=tmp_path)
 
 
-def test_what_a_class_of_others_says_of_integers_is_not_believed() -> None:
+def test_a_third_party_mechanism_class_is_refused_on_integers() -> None:
     """A guard that believed it would add 10^9 times too little noise."""
     factor = Fraction(1, 10**9)
     mine = wrong(
@@ -120,7 +120,7 @@ def measured_sensitivity(strategy: IntegerStrategy, workload: Workload) -> float
 
 @pytest.mark.parametrize("decay", [1.0, 0.9, 0.0])
 @pytest.mark.parametrize("name", [each for each in SIMPLE if not each.startswith("banded")])
-def test_what_is_measured_is_what_fedprivs_own_certificates_prove(name: str, decay: float) -> None:
+def test_measured_sensitivities_of_built_in_mechanisms_equal_their_certificates(name: str, decay: float) -> None:
     for passes in (1, 3):
         for period in (None, 5) if name in PERIODIC else (None,):
             workload = workload_of(24, decay, passes, np.linspace(500.0, 1500.0, 24).round(), period)
@@ -139,12 +139,12 @@ def test_what_is_measured_is_what_fedprivs_own_certificates_prove(name: str, dec
         (lambda: IntegerBanded((COEFFICIENT_ONE // 4, COEFFICIENT_ONE // 2)), "never rise"),
     ],
 )
-def test_numbers_that_a_strategys_proof_does_not_cover_make_no_strategy(strategy: Any, words: str) -> None:
+def test_integer_strategies_refuse_coefficients_outside_their_proofs(strategy: Any, words: str) -> None:
     with pytest.raises(InputError, match=words):
         strategy()
 
 
-def test_runs_that_are_too_long_to_be_measured_and_secret_ones_are_refused(tmp_path: Path) -> None:
+def test_a_third_party_mechanism_is_refused_for_long_runs_and_secret_schedules(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="for at most 2000 rounds; here are 2001"):
         check_mechanism_claims(wrong(), workload_of(2001, 1.0))
     tree = small_tree(
@@ -164,7 +164,9 @@ def test_runs_that_are_too_long_to_be_measured_and_secret_ones_are_refused(tmp_p
 @pytest.mark.parametrize(
     ("privacy", "place"), [({"mu": 2.0}, "run on integers"), ({"mode": "none"}, "add noise in a guard")]
 )
-def test_a_permitted_row_brings_no_mechanism_along(tmp_path: Path, privacy: dict[str, Any], place: str) -> None:
+def test_permitting_a_third_party_algorithm_does_not_permit_its_mechanism(
+    tmp_path: Path, privacy: dict[str, Any], place: str
+) -> None:
     """A run without noise has no integers to refuse it, and would run the class all the same."""
     row = dataclasses.replace(ALGORITHMS["dp-sgd"], name="echo-sgd", mechanism=lambda *_: Echo(decay=0.0))
     fedpriv.add_algorithm(row)

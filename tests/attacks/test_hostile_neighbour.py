@@ -47,7 +47,9 @@ def ports_of(home: Path) -> list[int]:
 
 @needs_root
 @pytest.mark.deployment
-def test_nobody_gets_code_messages_or_a_place_in_a_federation(tmp_path: Path, marker: Path) -> None:
+def test_another_user_of_the_machine_gains_nothing_from_the_ports_of_a_federation(
+    tmp_path: Path, marker: Path
+) -> None:
     """Would gain: code as the user who runs the federation, and with it every silo's records, ledgers and keys."""
     with federation(tmp_path) as fed:
         fed.start_silos()
@@ -60,7 +62,7 @@ def test_nobody_gets_code_messages_or_a_place_in_a_federation(tmp_path: Path, ma
         finish(running)  # undisturbed
 
 
-def test_the_control_socket_is_its_owners_from_its_first_moment_on(tmp_path: Path) -> None:
+def test_the_control_socket_is_created_accessible_to_its_owner_only(tmp_path: Path) -> None:
     """Would gain: the Control API, where the folder of the socket can be entered."""
     before = os.umask(0)
     try:
@@ -73,7 +75,7 @@ def test_the_control_socket_is_its_owners_from_its_first_moment_on(tmp_path: Pat
 
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", ["deployment", "ray"])
-def test_root_has_to_mean_it(tmp_path: Path, engine: str) -> None:
+def test_running_a_server_engine_as_root_requires_explicit_permission(tmp_path: Path, engine: str) -> None:
     """Would gain: with any hole in the above, the machine instead of a user."""
     if os.geteuid() != 0:
         pytest.skip("only root can be refused as root")
@@ -86,7 +88,7 @@ def test_root_has_to_mean_it(tmp_path: Path, engine: str) -> None:
 
 @needs_root
 @pytest.mark.deployment
-def test_ray_runs_nothing_for_nobody() -> None:
+def test_ray_refuses_a_connection_of_another_user_without_a_token() -> None:
     """Would gain: code as the user who runs `--engine ray`, from any machine that reaches this one."""
     pytest.importorskip("ray", reason="needs pip install 'fedpriv[ray]'")
     with tempfile.TemporaryDirectory() as name:  # Ray's sockets allow no long path
@@ -114,7 +116,7 @@ def test_ray_runs_nothing_for_nobody() -> None:
 
 
 @pytest.mark.slow
-def test_the_files_of_workers_are_in_a_folder_that_nobody_else_can_enter(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_files_of_ray_workers_lie_in_a_folder_private_to_the_user(monkeypatch: pytest.MonkeyPatch) -> None:
     """Would gain: a socket of their own in the place of the scheduler's, or links in the places of logs.
 
     Ray makes its folder and all below it writable for everybody.

@@ -61,7 +61,7 @@ def worst_record(plan: Plan) -> float:
     return float(max(squares.values()) ** 0.5)
 
 
-def test_a_seed_with_two_visits_side_by_side_pays_for_them() -> None:
+def test_noise_for_fresh_permutations_covers_a_record_visited_in_adjacent_rounds() -> None:
     """Gains: a record that is last in one epoch and first in the next moves one node twice, unpaid."""
     stds = {}
     for seed in range(40):
@@ -79,7 +79,7 @@ def test_a_seed_with_two_visits_side_by_side_pays_for_them() -> None:
     assert len({round(std, 12) for std, _ in stds.values()}) > 3  # each order has its own price
 
 
-def test_the_worst_order_of_a_server_is_charged_more_than_a_fixed_one() -> None:
+def test_the_sensitivity_of_the_worst_permutation_seed_exceeds_that_of_a_fixed_order() -> None:
     """N = 5, a node across two epochs: 5 rounds, then 5; the seed with the largest energy of 300."""
     tree, clips = BinaryTree(0.9), np.ones(10)
 
@@ -119,7 +119,7 @@ def altered(record: dict[str, Any], **changes: Any) -> str | None:
     return make_entry(tree).disagreement
 
 
-def test_a_silo_whose_seed_differs_is_told_apart(record: dict[str, Any]) -> None:
+def test_a_recorded_permutation_seed_other_than_that_of_the_scenario_is_detected(record: dict[str, Any]) -> None:
     """Gains: permutations in the ledger that the scenario does not give, with less noise than theirs take."""
     assert altered(record) is None
     other = FreshOrder(8, 4, 2)
@@ -128,7 +128,7 @@ def test_a_silo_whose_seed_differs_is_told_apart(record: dict[str, Any]) -> None
     assert altered(record, name="fixed") == difference
 
 
-def test_a_stored_order_whose_digest_is_altered_is_refused(record: dict[str, Any]) -> None:
+def test_an_altered_seed_or_digest_of_recorded_permutations_is_refused(record: dict[str, Any]) -> None:
     for change in ({"digest": "0" * 64}, {"seed": 2}):
         with pytest.raises(
             InputError, match=r"the permutations of seed \d for 8 rounds, 4 an epoch, have the digest"
@@ -149,7 +149,7 @@ def test_a_run_that_stops_early_is_charged_for_what_it_released() -> None:
         assert stream_from_data(json.loads(json.dumps(stream_to_data(stream)))) == stream
 
 
-def test_a_guard_draws_the_permutations_itself_and_refuses_another_digest(tmp_path: Path) -> None:
+def test_a_guard_recomputes_the_permutations_and_refuses_a_different_digest(tmp_path: Path) -> None:
     """Gains: rounds by another order than the one that is priced."""
     digest = FreshOrder(8, 4, 1).digest
     guard = guard_for(tmp_path, *random_records(), budget=4.0)
@@ -165,7 +165,7 @@ def test_a_guard_draws_the_permutations_itself_and_refuses_another_digest(tmp_pa
         guard.answer("right", right.replace('"seed": 1', '"seed": 2'), 2, zeros())
 
 
-def test_a_guard_refuses_rounds_beyond_memory_before_it_draws_them(tmp_path: Path) -> None:
+def test_a_guard_refuses_too_many_permuted_rounds_before_drawing_any(tmp_path: Path) -> None:
     guard = guard_for(tmp_path, *random_records(), budget=4.0)
     text = scenario(algorithm=ALGORITHM, federation=FEDERATION).replace('"rounds": 8', f'"rounds": {2**40}')
     with pytest.raises(RunError, match=f"fresh permutations of {2**40} rounds.*: rounds are 1 to 1,048,576"):
@@ -183,18 +183,20 @@ def test_a_guard_refuses_rounds_beyond_memory_before_it_draws_them(tmp_path: Pat
         ({"name": "momentum-tree-aligned", "clip": 1.0}, "the same record in the same round of every epoch"),
     ],
 )
-def test_what_assumes_a_fixed_order_is_refused(algorithm: dict[str, Any], reason: str) -> None:
+def test_settings_that_require_a_fixed_order_are_refused_with_fresh_permutations(
+    algorithm: dict[str, Any], reason: str
+) -> None:
     with pytest.raises(InputError, match=reason):
         fresh(**algorithm)
 
 
-def test_clips_of_a_demanded_order_are_recomputed_with_its_own_seed() -> None:
+def test_recomputed_clips_of_a_run_with_an_order_digest_use_the_seed_of_the_run() -> None:
     """Gains: clips that nobody compares, where the permutations of seed 0 have another digest."""
     demanded = fresh(order_digest=FreshOrder(8, 4, 1).digest)
     assert recompute_clips(demanded) == recompute_clips(fresh()) == pytest.approx((0.3,) * 8)
 
 
-def test_secret_rounds_and_a_wrong_digest_are_refused_where_a_run_is_planned() -> None:
+def test_planning_refuses_fresh_permutations_with_poisson_subsampling_or_a_wrong_digest() -> None:
     with pytest.raises(InputError, match="have the digest"):
         planned(fresh(order_digest="0" * 64))
     tree = fresh().canonical_data()

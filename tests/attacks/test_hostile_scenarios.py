@@ -25,7 +25,7 @@ from tests.silo.charged import charged
 from tests.silo.guarded import refused
 
 
-def test_one_scenario_has_one_spelling_and_a_key_that_is_there_twice_one_value(tmp_path: Path) -> None:
+def test_all_json_spellings_of_a_scenario_are_one_run_and_a_duplicate_key_gains_nothing(tmp_path: Path) -> None:
     """Gains: a second scenario under a run that is paid for, or a price that is not that of what is run."""
     guard, cell = guard_for(tmp_path, *random_records(), budget=4.0), scenario()
     tree, first = json.loads(cell), guard.answer("run", cell, 1, zeros())
@@ -44,7 +44,7 @@ def test_one_scenario_has_one_spelling_and_a_key_that_is_there_twice_one_value(t
 
 
 @pytest.mark.parametrize("run", ["a\x00b", "é", "e\u0301", "a ", "'; DROP TABLE runs; --", "../../run", "\ud800"])
-def test_any_name_of_a_run_is_one_run_or_is_refused(tmp_path: Path, run: str) -> None:
+def test_every_run_name_is_stored_unchanged_or_refused(tmp_path: Path, run: str) -> None:
     """Gains: the record of what was spent, under a name that a file or a database takes for another."""
     guard = guard_for(tmp_path, *random_records(), budget=4.0)
     guard.answer("a", scenario(privacy__rho=1.0), 1, zeros())
@@ -55,7 +55,7 @@ def test_any_name_of_a_run_is_one_run_or_is_refused(tmp_path: Path, run: str) ->
     assert [row.run_id for row in guard._ledger.list_runs()] == (["a"] if run == "\ud800" else ["a", run])
 
 
-def test_records_are_read_without_denormals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_guard_answers_with_denormals_flushed_to_zero(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Gains: bright records, by the clock: at queries of 1e-310 a round took 20 ms with them, 5 ms without.
 
     Scenarios are read and prices computed with them: a clip of 1e-320 is not 0.
@@ -77,7 +77,7 @@ def test_records_are_read_without_denormals(tmp_path: Path, monkeypatch: pytest.
     assert not flushes()
 
 
-def test_nothing_that_a_scenario_names_is_opened(tmp_path: Path) -> None:
+def test_a_guard_opens_no_file_that_a_scenario_names(tmp_path: Path) -> None:
     """Gains: whether a file is there, through refusals; or a device or a data set of the server's choice."""
     guard, tree = guard_for(tmp_path, *random_records(), budget=100.0), json.loads(scenario())
     guard.answer("warm", scenario(), 1, zeros())
@@ -104,7 +104,7 @@ def test_nothing_that_a_scenario_names_is_opened(tmp_path: Path) -> None:
     assert [name for name in names if not (name.isdigit() or name.startswith(own) or name == folder)] == []
 
 
-def test_records_are_looked_at_for_a_query_on_file_alone_and_without_denormals(
+def test_records_are_read_only_after_the_query_is_stored_and_with_denormals_flushed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Gains: how many records are bright, by the clock and free of charge, at a scale of features of 1e-310."""
@@ -135,7 +135,7 @@ def test_records_are_looked_at_for_a_query_on_file_alone_and_without_denormals(
     ],
     ids=["denormals", "columns of what has none", "a column named 32,000 times, for memory"],
 )
-def test_a_model_that_the_records_cannot_have_is_refused_before_it_is_charged(
+def test_a_model_that_does_not_fit_the_records_is_refused_before_a_charge(
     tmp_path: Path, model: dict[str, Any], reason: str
 ) -> None:
     """Gains: the guard's memory, from 64,000 features of each record."""
@@ -290,7 +290,7 @@ def wide(folder: Path) -> Guard:
         "momentum-tree", "momentum-tree-aligned",
     ],
 )  # fmt: skip
-def test_no_numbers_make_a_run_cheaper_than_what_it_tells(tmp_path: Path, name: str) -> None:
+def test_extreme_settings_never_make_the_charged_mu_smaller_than_the_true_mu(tmp_path: Path, name: str) -> None:
     """Gains: a larger mu than is charged, by numbers at which the calibration loses digits.
 
     In 120 digits, from the noise that is really added and from increments that are as long as they may be.
@@ -309,7 +309,9 @@ def test_no_numbers_make_a_run_cheaper_than_what_it_tells(tmp_path: Path, name: 
 
 
 @pytest.mark.parametrize("gamma", [1e-170, 1e-300])
-def test_a_group_of_nodes_with_no_noise_that_numbers_can_hold_is_refused(tmp_path: Path, gamma: float) -> None:
+def test_a_scenario_whose_noise_underflows_to_zero_for_a_group_of_nodes_is_refused(
+    tmp_path: Path, gamma: float
+) -> None:
     """Answers of NaN, round after round, in a run that has been paid for."""
     keys = {"name": "momentum-tree-aligned", "clip": 1.0, "alpha": 0.3, "step": 0.1, "gamma": gamma}
     cell = scenario(

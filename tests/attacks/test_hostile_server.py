@@ -37,7 +37,9 @@ from tests.silo.test_masks import guards, p_value
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", in_parts(["float32", "float64"], ["float64"]))
-def test_real_clips_and_noise_that_arithmetic_cannot_hold_are_refused(tmp_path: Path, dtype: str) -> None:
+def test_a_guard_process_refuses_clips_and_noise_below_floating_point_precision(
+    tmp_path: Path, dtype: str
+) -> None:
     """Gains: increments of 3.5 clips (finding 4); the label itself, from noise that rounds to 0 (finding 25)."""
     with guard_process(tmp_path, *random_records(), clip=1.0, budget=1e6) as guard:
         for clip in (1.6e-44, 1e-40, 1e-38, 1e-310, 9e-13):
@@ -50,7 +52,9 @@ def test_real_clips_and_noise_that_arithmetic_cannot_hold_are_refused(tmp_path: 
     assert charged(SiloLedger(tmp_path / "ledger-0.sqlite")) == []
 
 
-def test_noise_far_below_the_sum_is_not_swallowed_by_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_noise_much_smaller_than_the_sum_is_added_without_rounding_loss(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Gains: in floating point, a release whose noise lies below the last digits of the sum."""
     guard = guard_for(tmp_path, *random_records(4000), budget=2e6)
     cell = scenario(
@@ -80,7 +84,7 @@ ANCHORED = KEPT_STATE["trees that restart"]["algorithm"]
     ],
     ids=["difference", "residual", "anchor over batches", "the last round's"],
 )
-def test_the_largest_clip_of_any_round_and_part_is_what_the_policy_bounds(
+def test_the_clip_bound_of_the_policy_applies_to_every_round_and_part(
     tmp_path: Path, algorithm: dict[str, Any], federation: dict[str, Any]
 ) -> None:
     """Gains: increments of 50 under allow.clip = 0.5 (finding 6), or in the rounds that nobody looked at (52)."""
@@ -97,7 +101,9 @@ def test_the_largest_clip_of_any_round_and_part_is_what_the_policy_bounds(
         ("momentum-tree-aligned", "bounds that rest on how far queries move are no bounds of integers"),
     ],
 )
-def test_noise_that_presumes_smooth_gradients_is_refused(tmp_path: Path, name: str, reason: str) -> None:
+def test_a_mechanism_whose_sensitivity_assumes_smooth_gradients_is_refused(
+    tmp_path: Path, name: str, reason: str
+) -> None:
     """Gains: differences of float gradients beyond L times the movement, 12 to 512 times at small steps (6)."""
     guard = guard_for(tmp_path, *random_records())
     cell = scenario(
@@ -107,7 +113,7 @@ def test_noise_that_presumes_smooth_gradients_is_refused(tmp_path: Path, name: s
     refused(guard, reason, cell)
 
 
-def test_noise_whose_c_has_no_exact_form_is_refused(tmp_path: Path) -> None:
+def test_a_mechanism_without_an_exact_integer_form_is_refused(tmp_path: Path) -> None:
     """Gains: roundings of neighbours that nobody bounded, so a μ above the one on file."""
     guard = guard_for(tmp_path, *random_records())
     cell = scenario(algorithm={"name": "dp-ftrl", "mechanism": "bisr", "bands": 3, "clip": 1.0, "step": 0.1})
@@ -118,7 +124,7 @@ def test_noise_whose_c_has_no_exact_form_is_refused(tmp_path: Path) -> None:
 # 27, 28: scenarios and silos that are not what they seem
 
 
-def test_two_scenarios_under_one_run_do_not_agree_on_keys(tmp_path: Path) -> None:
+def test_silos_given_different_scenarios_reject_the_mask_keys_of_each_other(tmp_path: Path) -> None:
     """Gains: other silos' shares on a coarser grid or of another size, real μ 6.9 at a claimed 4 (finding 27)."""
     silos, dtypes = guards(tmp_path), (torch.float64, torch.float32, torch.float32)
     cells = [scenario("secure-aggregation", run__dtype=dtype) for dtype in ("float64", "float32", "float32")]
@@ -129,7 +135,7 @@ def test_two_scenarios_under_one_run_do_not_agree_on_keys(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("same", [True, False])
 @pytest.mark.parametrize("what", ["scenario", "query"])
-def test_without_signatures_silos_that_are_asked_different_things_sum_to_noise(
+def test_masks_do_not_cancel_between_silos_with_different_scenarios_or_queries(
     tmp_path: Path, what: str, same: bool
 ) -> None:
     """Gains: the same, from silos that do not know each other's keys.  χ² of bytes at level 1e-6, and control."""
@@ -150,7 +156,7 @@ def test_without_signatures_silos_that_are_asked_different_things_sum_to_noise(
         assert p_value(words) > 1e-6
 
 
-def test_the_number_of_silos_that_share_the_noise_is_the_silos_own_choice(tmp_path: Path) -> None:
+def test_a_masked_run_is_refused_unless_its_silo_count_matches_the_policy(tmp_path: Path) -> None:
     """Gains: a share next to nothing, among silos that it invents: μ = 178 charged as 4 (finding 28)."""
     path = write_policy(tmp_path, *random_records(), trust="secure-aggregation")
     with pytest.raises(InputError, match=r"needs allow\.silos"):
@@ -195,7 +201,9 @@ LARGE: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", MANY)
-def test_any_number_of_directions_takes_the_memory_of_a_few(tmp_path: Path, name: str) -> None:
+def test_a_run_with_thousands_of_random_directions_is_admitted_within_the_memory_limit(
+    tmp_path: Path, name: str
+) -> None:
     """Gains: a guard that is killed for its memory; `tests/silo/test_memory.py` measures one that answers."""
     guard = guard_for(tmp_path, *random_records(50), budget=100.0)
     more = {**MANY[name], "algorithm": {**MANY[name]["algorithm"], "directions": 4096}}
@@ -204,7 +212,7 @@ def test_any_number_of_directions_takes_the_memory_of_a_few(tmp_path: Path, name
 
 
 @pytest.mark.parametrize("name", LARGE)
-def test_what_a_round_takes_and_a_run_keeps_is_bounded(tmp_path: Path, name: str) -> None:
+def test_a_run_with_too_large_a_state_is_refused_by_the_memory_limit(tmp_path: Path, name: str) -> None:
     """Gains: a guard that is killed for its memory, again and again, since the query is on file by then."""
     guard = guard_for(tmp_path, *random_records(50), budget=100.0)
     canonical = guard._admission.canonicalize(scenario(**LARGE[name]))
@@ -212,7 +220,7 @@ def test_what_a_round_takes_and_a_run_keeps_is_bounded(tmp_path: Path, name: str
         guard._admission.admit(canonical)
 
 
-def test_a_bug_of_the_guard_is_one_constant_line_and_its_own_log(
+def test_an_internal_error_of_a_guard_is_reported_as_one_constant_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Gains: records, from the text of an exception."""
@@ -222,7 +230,7 @@ def test_a_bug_of_the_guard_is_one_constant_line_and_its_own_log(
     assert "a record was read" in caplog.text
 
 
-def test_runs_are_bounded_in_number_and_an_ended_one_makes_room(tmp_path: Path) -> None:
+def test_the_numbers_of_open_and_of_all_runs_are_bounded_by_the_policy(tmp_path: Path) -> None:
     """Gains: a disk that is full of runs at μ = 1e-9."""
     guard = guard_for(tmp_path, *random_records(), open_runs=2, runs=3)
     cell = scenario(privacy__rho=0.001)

@@ -61,7 +61,7 @@ def poisoned() -> dict[str, str]:
 
 
 @pytest.mark.slow
-def test_real_no_scenario_ends_the_guard_or_keeps_it(tmp_path: Path) -> None:
+def test_a_guard_process_survives_every_malformed_scenario_and_still_answers(tmp_path: Path) -> None:
     """Gains: silence of a silo for good, with one line of run configuration (finding 31)."""
     with guard_process(tmp_path, *random_records(), budget=100.0, open_runs=50) as guard:
         for name, cell in poisoned().items():
@@ -75,7 +75,7 @@ def test_real_no_scenario_ends_the_guard_or_keeps_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_real_no_round_number_run_or_frame_ends_the_guard(tmp_path: Path) -> None:
+def test_a_guard_process_survives_malformed_headers_queries_and_frames(tmp_path: Path) -> None:
     """Gains: the same, from the header: t = 2^70, names of 50 MB, frames of 2 GiB, frames that never come."""
     with guard_process(tmp_path, *random_records()) as guard:
         header = {"run": "run", "cell": scenario(), "t": 1, "dtype": "float64", "keys": ""}
@@ -104,7 +104,7 @@ def test_real_no_round_number_run_or_frame_ends_the_guard(tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
-def test_real_a_silent_client_keeps_nobody_waiting_and_health_makes_the_whole_way(tmp_path: Path) -> None:
+def test_an_idle_client_does_not_block_a_guard_process_and_health_needs_a_reply(tmp_path: Path) -> None:
     """Gains: a silo that looks healthy and answers nobody, for as long as one connection is open (finding 31)."""
     from deploy import health
 
@@ -173,7 +173,7 @@ def guessed(releases: list[NDArray[np.float64]], sums: list[list[NDArray[np.floa
 
 @pytest.mark.slow
 @pytest.mark.parametrize("noise", ["the silo's", "float32, the control"])
-def test_the_radii_of_the_noise_do_not_tell_the_record(
+def test_noise_radii_of_a_silo_do_not_reveal_the_record(
     tmp_path: Path, noise: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Gains: 30 of 30 right guesses at μ = 0.1 (finding 2).  ≤ 25 of 30 right: false alarm 3e-5; control ≥ 27."""

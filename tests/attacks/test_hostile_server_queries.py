@@ -48,7 +48,7 @@ def overflowing(dtype: str) -> NDArray[Any]:
 # 1: what a query makes of a record's arithmetic
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", in_parts(["float32", "float64"], ["float32"]))
-def test_real_a_query_whose_logits_overflow_gives_a_finite_answer_for_both_neighbours(
+def test_a_guard_process_gives_both_neighbours_a_finite_reply_to_an_overflowing_query(
     tmp_path: Path, dtype: str
 ) -> None:
     """Gains: one pixel of one record, exactly, from whether the release is NaN (finding 1)."""
@@ -63,7 +63,7 @@ def test_real_a_query_whose_logits_overflow_gives_a_finite_answer_for_both_neigh
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("trust", ["untrusted", "secure-aggregation", "trusted"])
-def test_such_a_query_is_answered_once_under_every_trust_and_moves_the_sum_by_its_clip(
+def test_an_overflowing_query_is_answered_once_with_a_clipped_sum_in_every_trust_setting(
     tmp_path: Path, trust: str, dtype: str
 ) -> None:
     """Gains: with masks, a refusal for one record alone, and as many further looks as it likes (finding 1)."""
@@ -84,7 +84,7 @@ def test_such_a_query_is_answered_once_under_every_trust_and_moves_the_sum_by_it
         refused(guard, another, cell, query=query * 0.5, signed_keys=keys)
 
 
-def test_queries_beyond_what_the_policy_allows_are_refused_before_a_record_is_read(
+def test_queries_above_the_bound_of_the_policy_are_refused_before_records_are_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Gains: overflow of any kind; by default coordinates are at most 2^40."""
@@ -97,7 +97,7 @@ def test_queries_beyond_what_the_policy_allows_are_refused_before_a_record_is_re
     assert charged(guard) == []
 
 
-def test_an_evaluation_that_fails_for_one_record_is_answered_like_any_other(
+def test_a_record_whose_gradient_raises_an_error_counts_as_zero(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Gains: whether a record is there, from an error that only it causes: it counts as zero, and nobody tells."""
@@ -119,7 +119,7 @@ def test_an_evaluation_that_fails_for_one_record_is_answered_like_any_other(
     assert [bool(answer.any()) for answer in answers] == [bool(labels[t] != labels[1]) for t in range(8)]
 
 
-def test_a_round_that_was_begun_is_answered_for_its_query_only(
+def test_an_interrupted_round_is_answered_only_for_its_stored_query(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Gains: a second look at a record, with another query, by a crash or a full disk between the two commits."""
@@ -135,7 +135,7 @@ def test_a_round_that_was_begun_is_answered_for_its_query_only(
     assert torch.equal(again.answer("run", scenario(), 2, zeros()), answer)
 
 
-def test_a_round_that_was_begun_and_skipped_is_never_answered(
+def test_an_interrupted_round_is_never_answered_after_a_later_round(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Gains: records of a round that counts as missed, by coming back to it after a later one."""
@@ -149,7 +149,7 @@ def test_a_round_that_was_begun_and_skipped_is_never_answered(
     refused(guard, "asked for round 2 after round 3", cell, 2)
 
 
-def test_whatever_is_refused_is_refused_before_a_record_is_read(
+def test_invalid_keys_rounds_and_queries_are_refused_before_records_are_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Gains: the words of a refusal that depend on records; here reading records at all is an error."""
@@ -170,7 +170,7 @@ RECORDED = ("the query has values that are not finite", "the query has values be
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_any_query_is_refused_at_both_guards_in_the_same_words_or_moves_their_sums_by_one_record(
+def test_refusals_of_random_queries_do_not_depend_on_the_records_and_sums_stay_clipped(
     tmp_path: Path, dtype: str
 ) -> None:
     """Guarantee: every unit's integers are within their bound, and nothing but the recorded refusals comes back.

@@ -90,14 +90,14 @@ def test_a_silo_reaches_neither_the_control_nor_the_runtime_api(app: Any) -> Non
         "/docs",
     ],
 )
-def test_no_spelling_of_a_path_leads_past_the_fleet_api(app: Any, path: str) -> None:
+def test_no_path_encoding_bypasses_the_filter_of_the_fleet_api(app: Any, path: str) -> None:
     """Would gain: the Control API by a path that is compared in one way and routed in another."""
     with TestClient(PathFilter(app, FLEET_PREFIX)) as asking:
         for method in ("GET", "POST", "OPTIONS", "HEAD"):
             assert asking.request(method, path, follow_redirects=False).status_code in (404, 405), method
 
 
-def test_a_key_that_nobody_registered_gets_no_place(app: Any) -> None:
+def test_a_node_with_an_unregistered_key_cannot_register_or_activate(app: Any) -> None:
     """Would gain: a silo's place in every run, and the say in what the sum is."""
     stranger = generate_key_pairs()
     key = public_key_to_bytes(stranger[1])
@@ -107,7 +107,7 @@ def test_a_key_that_nobody_registered_gets_no_place(app: Any) -> None:
         fleet(app, stranger).ActivateNode(ActivateNodeRequest(public_key=key, heartbeat_interval=30.0))
 
 
-def test_a_silos_name_is_what_its_key_was_registered_with(app: Any, keys: Mapping[str, Keys]) -> None:
+def test_a_silo_has_the_name_that_its_public_key_was_registered_under(app: Any, keys: Mapping[str, Keys]) -> None:
     nodes = {}
     for name, pair in keys.items():
         request = ActivateNodeRequest(public_key=public_key_to_bytes(pair[1]), heartbeat_interval=30.0)
@@ -127,7 +127,7 @@ class Registered(ScriptedGrid):
         return [NodeInfo(node_id=node, name=name or None) for node, name in self.names.items()]
 
 
-def test_a_node_is_not_asked_which_silo_it_is_where_its_key_says_so() -> None:
+def test_registered_names_and_not_node_replies_decide_which_silo_a_node_is() -> None:
     """Would gain: another silo's place, and with it that silo's messages."""
     liars = Registered({7: 1, 8: 0, 9: 1}, {7: "silo-0", 8: "silo-1", 9: "", 10: "silo-1x"})
     assert PatientGrid(liars, has_registered_nodes=True).roster(2, 5.0) == [7, 8]
@@ -135,7 +135,7 @@ def test_a_node_is_not_asked_which_silo_it_is_where_its_key_says_so() -> None:
 
 
 @pytest.mark.deployment
-def test_a_federation_does_not_believe_a_supernode_that_says_it_is_another_silo(tmp_path: Path) -> None:
+def test_a_federation_ignores_a_supernode_that_claims_to_be_another_silo(tmp_path: Path) -> None:
     """Would gain: silo 0's place; before, the run ended in "a node says it is silo 0", or had silo 2 twice."""
     with federation(tmp_path, "federation.rounds=2") as fed:
         fed.silos[2].number = 0

@@ -39,7 +39,7 @@ def shared_tree(folder: Path, trust: str, relation: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("relation", ["zero-out", "replace-one"])
 @pytest.mark.parametrize("trust", ["trusted", "secure-aggregation", "untrusted"])
-def test_a_person_of_two_silos_is_protected_in_their_sum_of_integers(
+def test_the_claim_covers_a_person_with_records_in_two_silos_on_integers(
     tmp_path: Path, trust: str, relation: str
 ) -> None:
     """Gains: with the noise for one silo's part of a person, half of what the claim says.
@@ -70,7 +70,7 @@ def test_a_person_of_two_silos_is_protected_in_their_sum_of_integers(
     assert 0.999 * MU < true <= claim.guarantee.mu <= MU
 
 
-def test_a_bound_on_records_that_no_memory_holds_is_refused(tmp_path: Path) -> None:
+def test_a_records_per_person_bound_that_exceeds_memory_is_refused(tmp_path: Path) -> None:
     """Gains: an end of the guard, by filling seven persons up to a million records each."""
     guard = guard_of(silo(tmp_path))
     filled = of_persons(tmp_path, records=1_000_000)
@@ -80,7 +80,7 @@ def test_a_bound_on_records_that_no_memory_holds_is_refused(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("key", ["name", "backbone"])
-def test_a_scenario_makes_a_guard_import_nothing(
+def test_a_scenario_cannot_make_a_guard_import_an_unlisted_module(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str
 ) -> None:
     """Gains: code of the server's choice beside records and keys, such as what importing `antigravity` does."""
@@ -98,7 +98,7 @@ def test_a_scenario_makes_a_guard_import_nothing(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("sampling", ["allocation", "poisson"])
-def test_a_round_takes_the_same_work_whoever_was_drawn(
+def test_a_subsampled_round_computes_equally_many_records_for_every_draw(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sampling: str
 ) -> None:
     """Gains: how many records take part in a round, and of it who does, by the time of the answer."""

@@ -106,7 +106,7 @@ def seen(kind: Kind, dtype: str, strange: bool = False) -> tuple[Objective, Reco
     seed=st.integers(0, 10**6),
 )
 @settings(max_examples=6, deadline=None, derandomize=True)
-def test_no_contribution_is_beyond_its_clip(
+def test_no_increment_of_any_kind_of_record_exceeds_its_clip(
     name: str, dtype: str, pattern: str, coefficients: tuple[float, ...], clip: float, strange: bool, seed: int
 ) -> None:
     objective, records = seen(KINDS[name], dtype, strange)
@@ -126,7 +126,7 @@ def test_no_contribution_is_beyond_its_clip(
 @pytest.mark.parametrize("name", KINDS)
 @given(pattern=st.sampled_from(POINTS), clip=st.sampled_from([1e-3, 1.0, 1e6]), seed=st.integers(0, 10**6))
 @settings(max_examples=4, deadline=None, derandomize=True)
-def test_an_exchanged_record_moves_what_is_released_by_at_most_the_clip(
+def test_replacing_one_record_of_any_kind_moves_integer_sums_by_at_most_the_clip(
     name: str, pattern: str, clip: float, seed: int
 ) -> None:
     """Integers, as a guard adds them: K units under zero-out, and no bit of the others'."""
@@ -148,7 +148,7 @@ def test_an_exchanged_record_moves_what_is_released_by_at_most_the_clip(
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_a_strange_record_leaves_the_rows_of_all_others_as_they_are(name: str) -> None:
+def test_an_adversarial_record_does_not_change_the_increments_of_other_records(name: str) -> None:
     (objective, records), (_, exchanged) = (seen(KINDS[name], "float32", strange) for strange in (False, True))
     mixed = Records(*(torch.cat([new[:1], old[1:]]) for new, old in zip(exchanged, records, strict=True)))
     query, weights = Query((objective.initial(),)), torch.ones(COUNT, dtype=torch.float64)
@@ -171,7 +171,7 @@ ADAM = {"name": "dp-adamw", "trust": "untrusted", "clip": 1.0, "step": 0.1, "ste
 
 @pytest.mark.parametrize("algorithm", [{}, {"algorithm": ADAM}], ids=["dp-sgd", "dp-adamw"])
 @pytest.mark.parametrize("name", ["tokens", "tags", "flags"])
-def test_a_guard_answers_for_them_out_of_its_own_file(
+def test_a_guard_answers_for_tokens_tags_and_multi_label_records_of_its_file(
     tmp_path: Path, name: str, algorithm: dict[str, Any]
 ) -> None:
     kind = KINDS[name]
@@ -185,7 +185,7 @@ def test_a_guard_answers_for_them_out_of_its_own_file(
     assert torch.equal(first, guard.answer("run", text, 1, objective.initial()))
 
 
-def test_what_a_silo_reads_from_its_file_is_what_it_was_given(tmp_path: Path) -> None:
+def test_a_shard_with_several_inputs_is_read_back_unchanged(tmp_path: Path) -> None:
     kind = KINDS["tags"]
     np.savez(tmp_path / "own.npz", **arrays(kind))
     shard = load_shard(tmp_path / "own.npz", kind.classes)
@@ -197,7 +197,7 @@ def test_what_a_silo_reads_from_its_file_is_what_it_was_given(tmp_path: Path) ->
     assert other.content_digest != Shard(kind.images, kind.labels).content_digest
 
 
-def test_a_loss_that_the_policy_does_not_name_is_not_run(tmp_path: Path) -> None:
+def test_a_custom_loss_that_the_policy_does_not_list_is_refused_and_not_executed(tmp_path: Path) -> None:
     kind = KINDS["counts"]
     guard = guard_over(tmp_path / "silo", False, f"{zoo.__name__}:flags", 0, **arrays(kind))
     model = {"name": f"{zoo.__name__}:flags", "loss": f"{zoo.__name__}:spying", "real": True}
@@ -209,7 +209,9 @@ def test_a_loss_that_the_policy_does_not_name_is_not_run(tmp_path: Path) -> None
 @given(pattern=st.sampled_from(POINTS), seed=st.integers(0, 10**6))
 @settings(max_examples=20, deadline=None, derandomize=True)
 @pytest.mark.parametrize("name", ["tags", "flags"])
-def test_what_a_test_record_says_is_bounded_whatever_the_model_is(name: str, pattern: str, seed: int) -> None:
+def test_evaluation_scores_of_one_test_record_are_bounded_for_any_model(
+    name: str, pattern: str, seed: int
+) -> None:
     for strange in (False, True):
         objective, records = seen(KINDS[name], "float32", strange)
         scores = make_summed_scores(objective, 4.0, classes=True)
@@ -226,7 +228,7 @@ def test_what_a_test_record_says_is_bounded_whatever_the_model_is(name: str, pat
                 assert torch.allclose(alone[0], together[place], atol=1e-5)
 
 
-def test_evaluations_of_silos_are_the_accuracy_of_all_labels() -> None:
+def test_evaluation_scores_of_silos_equal_the_accuracy_over_all_labels() -> None:
     objective, records = seen(KINDS["flags"], "float32")
     scores = make_summed_scores(objective, 1e12, classes=True)
     mean = scores.contributions(objective.initial(), records).mean(0)

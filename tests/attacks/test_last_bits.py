@@ -72,7 +72,7 @@ def sum_of(
 @pytest.mark.parametrize("processor", ["here", "disordered"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
 @pytest.mark.parametrize("coefficients", [(1.0,), (3.0, -2.0)])
-def test_one_record_in_or_out_moves_the_sum_by_its_own_integers(
+def test_adding_or_removing_one_record_changes_the_sum_by_exactly_one_increment(
     processor: str, coefficients: tuple[float, ...], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Guarantee: what a record adds to a sum is a function of its own row, in any chunk, place and company."""
@@ -91,7 +91,7 @@ def test_one_record_in_or_out_moves_the_sum_by_its_own_integers(
 
 
 @pytest.mark.parametrize("processor", ["here", "disordered"])
-def test_no_order_of_records_and_no_padding_shows(processor: str) -> None:
+def test_the_integer_sum_does_not_depend_on_record_order_or_padding(processor: str) -> None:
     """Rounds in secret are padded to one size, and records come in any order: the sum has the same integers."""
     records, query = one_hot(), [amplifying(1)]
     with on(processor):
@@ -101,7 +101,7 @@ def test_no_order_of_records_and_no_padding_shows(processor: str) -> None:
             assert torch.equal(sum_of(chosen(records, order, seed), query, least=COUNT + seed), whole)
 
 
-def test_disordered_products_do_move_the_classes_of_this_attack() -> None:
+def test_reordered_floating_point_products_do_change_the_residuals_of_a_record() -> None:
     """Control: the loss's own products, in batches of seven, give a record other residuals by its place."""
     records, query = one_hot(), amplifying(1)
     with disordered(), torch.no_grad():

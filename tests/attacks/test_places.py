@@ -122,7 +122,9 @@ CASES: dict[str, tuple[Callable[[Rows], object], dict[str, Any], dict[str, Any]]
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
-def test_one_row_or_person_moves_nobody_else(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_changing_one_row_or_person_changes_at_most_one_round_and_limits_guesses(
+    name: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Guarantee of `placing`: what one row holds changes its own rounds, and a guess is as good as is claimed.
 
     The guesser knows all other rows, both candidates and, of persons, the guard's secret order: likelihood ratio.
@@ -244,7 +246,7 @@ def edits(draw: st.DrawFn) -> tuple[Rows, Rows, str, str, bool, str]:
 @pytest.mark.slow
 @settings(max_examples=20, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
 @given(edits())
-def test_an_edit_of_the_file_changes_one_unit_and_nothing_that_is_told(
+def test_an_edit_of_one_row_or_person_changes_one_unit_and_no_public_message(
     drawn: tuple[Rows, Rows, str, str, bool, str],
 ) -> None:
     """Guarantee of `placing`: rounds that change, refusals, charges and counts, over all ways to read a table.
@@ -275,7 +277,7 @@ def test_an_edit_of_the_file_changes_one_unit_and_nothing_that_is_told(
 
 
 @pytest.mark.slow
-def test_an_exchange_of_persons_moves_no_other_person_in_law() -> None:
+def test_the_secret_order_of_persons_is_uniformly_distributed() -> None:
     """Guarantee of `secret_permutation`: who stands before whom is uniform, so that a name places nobody.
 
     20,000 orders of four persons: 24 orders, chi-square with 23 degrees; a right program exceeds 49.7 in one of
@@ -287,7 +289,7 @@ def test_an_exchange_of_persons_moves_no_other_person_in_law() -> None:
     assert ((counts - expected) ** 2 / expected).sum() < 49.7
 
 
-def test_a_persons_number_of_rows_admits_nothing() -> None:
+def test_the_number_of_rows_of_a_person_does_not_change_a_refusal() -> None:
     """Gains: 6,000 more rows of one person turned a refusal of `privacy.records` into an admission."""
     refusals = set()
     for rows in (40, 6040):
@@ -300,7 +302,7 @@ def test_a_persons_number_of_rows_admits_nothing() -> None:
     assert "20 persons filled up to so many records each are more than a silo computes with" in line
 
 
-def test_shapes_do_not_tell_that_a_label_is_missing(folder: Path) -> None:
+def test_a_refusal_for_too_few_records_does_not_reveal_a_missing_label(folder: Path) -> None:
     """Gains of a server that asks for 24, then 25 records, which charges nothing: 10 of 10 before."""
     schema, refusals = {"test_share": 0.0, "missing": "drop"}, set()
     for world, label in enumerate(("ill", "")):
@@ -315,7 +317,7 @@ def test_shapes_do_not_tell_that_a_label_is_missing(folder: Path) -> None:
     assert "needs 26 records of this silo, here are fewer" in line
 
 
-def test_a_guard_reads_persons_in_an_order_of_its_own(folder: Path) -> None:
+def test_a_guard_reads_persons_in_a_different_secret_order_in_every_run(folder: Path) -> None:
     """Guarantee of `Views.order`: in a run of its own key each; before, in the order of the file in all runs."""
     schema, unit = {"person": "who", "test_share": 0.0}, {"unit": "user", "records": 2}
     guard = guard_of(folder / "g", made(ROUNDS + 1), schema, trust="trusted", unit="user")
@@ -325,7 +327,7 @@ def test_a_guard_reads_persons_in_an_order_of_its_own(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("outer", [True, False], ids=["outer products", "increments"])
-def test_a_row_that_does_not_count_adds_nothing(
+def test_rows_held_out_for_testing_and_rows_without_labels_add_nothing_to_the_sum(
     folder: Path, monkeypatch: pytest.MonkeyPatch, outer: bool
 ) -> None:
     """In integers, silo by silo and in the vectorized engine: the sum is that of the rows that count."""

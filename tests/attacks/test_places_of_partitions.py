@@ -101,7 +101,7 @@ def case(name: str, part: str, persons: int = 0) -> tuple[Rows, Rows, str, str, 
 @example(drawn=case("persons", "person", 20))
 @settings(max_examples=12, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
 @given(drawn=edits())
-def test_an_edit_of_the_file_changes_one_unit_of_one_silo(
+def test_an_edit_of_one_row_or_person_changes_one_unit_of_one_silo(
     partition: str, drawn: tuple[Rows, Rows, str, str, bool, str]
 ) -> None:
     """Guarantee of `placing`: over partition x split x missing x unit x participation.
@@ -150,7 +150,9 @@ def differing(one: Records, two: Records) -> set[int]:
 
 
 @pytest.mark.parametrize("partition", HELD)
-def test_a_label_moves_others_only_where_the_docs_say_so(tmp_path: Path, partition: str) -> None:
+def test_a_label_changes_the_partition_of_other_records_only_where_documented(
+    tmp_path: Path, partition: str
+) -> None:
     """`tune --private` refuses these partitions as well, and guards have none (tests/study/test_refused.py)."""
     tables = made(40), made(40)
     tables[1][0]["outcome"] = "well" if tables[1][0]["outcome"] == "ill" else "ill"

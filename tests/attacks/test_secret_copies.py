@@ -109,11 +109,13 @@ def epsilon_of_law(others: float) -> float:
         [("poisson", "dp-sgd"), ("allocation", "dp-adam"), ("balanced", "dp-ftrl")],
     ),
 )
-def test_guarantee_a_drawn_record_moves_nothing_of_the_others(sampling: str, algorithm: str) -> None:
+def test_guarantee_drawing_a_record_does_not_change_the_augmented_sum_of_the_others(
+    sampling: str, algorithm: str
+) -> None:
     assert others_apart(silo_of(cell_of(sampling, algorithm))) == [0.0] * ROUNDS
 
 
-def test_the_law_of_a_release_is_the_claimed_one() -> None:
+def test_the_claimed_epsilon_holds_only_if_drawing_a_record_leaves_the_others_unchanged() -> None:
     """Poisson sampling, one coordinate: the claimed ε where the others stay, and what 0.3.0 really gave."""
     assert 0.97 * CLAIMED < epsilon_of_law(0.0) <= CLAIMED * (1 + 1e-3)
     assert epsilon_of_law(1.0) > 10.0
@@ -132,7 +134,7 @@ class Positioned(View):
 @pytest.mark.parametrize("arithmetic", ["integers", "float"])
 @pytest.mark.parametrize("sampling", SAMPLINGS)
 @pytest.mark.parametrize(("part", "reason"), [(Silent, "does not declare"), (Positioned, "its position among")])
-def test_guarantee_what_may_depend_on_who_is_drawn_is_refused(
+def test_guarantee_objectives_that_may_depend_on_batch_position_are_refused_with_secret_schedules(
     sampling: str, part: type[View], reason: str, arithmetic: str
 ) -> None:
     """In a guard and in a simulation, in one line that names both parts."""
@@ -143,7 +145,7 @@ def test_guarantee_what_may_depend_on_who_is_drawn_is_refused(
     assert "\n" not in str(refusal.value)
 
 
-def test_a_position_is_public_where_the_order_is() -> None:
+def test_an_objective_that_depends_on_batch_position_is_admitted_with_a_fixed_order() -> None:
     cell = cell_of("fixed")
     assert make_plan(cell, Positioned(load_task(cell).objective), for_release=True)
     with pytest.raises(InputError, match="Silent"):
@@ -187,7 +189,7 @@ READERS: dict[str, Callable[[Path], object]] = {
 
 
 @pytest.mark.parametrize("reader", READERS)
-def test_guarantee_a_false_promise_of_0_3_0_is_shown_nowhere_and_mixed_with_nothing(
+def test_guarantee_a_false_claim_of_fedpriv_0_3_0_is_neither_shown_resumed_nor_certified(
     of_before: Path, reader: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Gains: the ε of 0.3.0 in a report of today; cells of both versions in one folder, which names the newer."""
@@ -197,7 +199,9 @@ def test_guarantee_a_false_promise_of_0_3_0_is_shown_nowhere_and_mixed_with_noth
     assert "\n" not in str(caught.value)
 
 
-def test_other_runs_of_0_3_0_are_shown_as_they_were(of_before: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_runs_of_fedpriv_0_3_0_with_valid_claims_are_still_accepted(
+    of_before: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     as_0_3_1(monkeypatch)
     (cell,) = json.loads((of_before / "results.json").read_text())["cells"]
     check_copies("", {"fedpriv": "0.3.1"}, [cell])

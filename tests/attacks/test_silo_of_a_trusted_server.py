@@ -34,7 +34,9 @@ class Malicious(InProcessGrid):
 
 
 @pytest.mark.parametrize("sent", [2.0, 1e3, 2.0**23])
-def test_a_sum_that_no_clipped_records_have_is_refused(small_cell: MakeCell, tmp_path: Path, sent: float) -> None:
+def test_a_trusted_server_refuses_a_sum_larger_than_clipped_records_can_have(
+    small_cell: MakeCell, tmp_path: Path, sent: float
+) -> None:
     """Sums of 64 bits wrap: with a huge one of its own, a silo would choose what the others' are taken for."""
     cell = small_cell(algorithm__trust="trusted", run__arithmetic="integers")
     plan, grid = plan_with(cell), Malicious(client_app, 3, make_run_config(cell, Path()))
@@ -70,7 +72,7 @@ class Announcing(InProcessGrid):
         ("float64", (5,), "pickle"),
     ],
 )
-def test_an_array_that_announces_more_than_it_has_costs_nothing(
+def test_an_array_record_with_a_false_shape_is_refused_without_allocating_memory(
     small_cell: MakeCell, tmp_path: Path, dtype: str, shape: tuple[int, ...], stype: str
 ) -> None:
     """Gains: the server's memory, killed by 100 bytes that announce 10^10 numbers; nothing says by whom."""
@@ -98,7 +100,7 @@ HEADER = b"\x93NUMPY\x01\x00v\x00{'descr': %s, 'fortran_order': %s, 'shape': %s,
         HEADER.replace(b"\x01\x00v", b"\x01\x00\xff") % (b"'<f8'", b"False", b"(0,)"),
     ],
 )
-def test_bytes_that_announce_more_than_they_are_cost_nothing(
+def test_a_serialized_array_with_a_false_header_is_refused_without_allocating_memory(
     small_cell: MakeCell, tmp_path: Path, sent: bytes
 ) -> None:
     """The same, for a vector that is not long."""
@@ -121,7 +123,9 @@ def memory_of(cell: Cell, announced: RecordDict, tmp_path: Path) -> int:
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("algorithm", ["dp-mu2-fl", "dp-ftrl", "dp-sgd"])
-def test_honest_sums_pass(small_cell: MakeCell, tmp_path: Path, dtype: str, algorithm: str) -> None:
+def test_a_trusted_server_accepts_the_sums_of_honest_silos(
+    small_cell: MakeCell, tmp_path: Path, dtype: str, algorithm: str
+) -> None:
     """Whoever is refused for nothing would switch the check off."""
     keys = {"name": algorithm, "trust": "trusted"}
     keys |= {"diameter": 0.1} if algorithm == "dp-mu2-fl" else {"clip": 1.0, "step": 0.1}

@@ -47,7 +47,9 @@ def copied(folder: Path) -> Callable[[], None]:
 
 
 @pytest.mark.parametrize("name", KEPT_STATE)
-def test_after_a_rollback_neither_this_round_nor_the_next_has_the_same_noise(tmp_path: Path, name: str) -> None:
+def test_a_changed_query_after_a_rollback_gets_fresh_noise_in_this_and_the_next_round(
+    tmp_path: Path, name: str
+) -> None:
     """Gains: the exact difference of two sums, at no price (finding 26); the disk is put back, mark included.
 
     What two answers differ by has the noise of both: its standard deviation is off by a quarter with probability
@@ -70,7 +72,7 @@ def test_after_a_rollback_neither_this_round_nor_the_next_has_the_same_noise(tmp
     assert torch.equal(same.answer("run", cell, 2, zeros()), once[0])  # asked the same, it says the same
 
 
-def test_after_a_rollback_another_query_has_another_mask(tmp_path: Path) -> None:
+def test_a_changed_query_after_a_rollback_gets_a_different_mask(tmp_path: Path) -> None:
     """Gains: the difference of two messages under one mask.  χ² of bytes at level 1e-6; 0 without the chain."""
     folder, cell = tmp_path / "silo", scenario("secure-aggregation")
     guard = guard_for(folder, *random_records(), trust="secure-aggregation", silos=3)
@@ -85,7 +87,7 @@ def test_after_a_rollback_another_query_has_another_mask(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("what", ["the ledger", "the mark"])
-def test_an_older_copy_of_one_of_the_two_is_noticed(tmp_path: Path, what: str) -> None:
+def test_a_rollback_of_either_ledger_or_mark_is_detected(tmp_path: Path, what: str) -> None:
     """Gains: a budget that is whole again, and runs that start anew (finding 26)."""
     folder = tmp_path / "silo"
     guard = guard_for(folder, *random_records())
@@ -99,7 +101,9 @@ def test_an_older_copy_of_one_of_the_two_is_noticed(tmp_path: Path, what: str) -
     refused(guard, "older copy", scenario(), 3, error=InputError)
 
 
-def test_a_crash_between_mark_and_commit_is_no_older_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_crash_between_rollback_mark_and_ledger_commit_is_not_taken_for_a_rollback(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Gains: silence for good from a power cut.  Each of the moments at which the disk can stop is tried."""
     path = tmp_path / "silo" / "silo-0.toml"
     guard_for(tmp_path / "silo", *random_records())
@@ -121,7 +125,7 @@ def test_a_crash_between_mark_and_commit_is_no_older_copy(tmp_path: Path, monkey
 
 
 @pytest.mark.parametrize("how", ["deleted", "emptied", "another silo's", "mark deleted", "begun again"])
-def test_a_ledger_that_is_gone_is_not_begun_anew(tmp_path: Path, how: str) -> None:
+def test_a_lost_or_replaced_ledger_is_refused_and_not_recreated(tmp_path: Path, how: str) -> None:
     """Gains: a fresh budget, by `rm ledger.sqlite` (finding 32)."""
     folder = tmp_path / "silo"
     guard_for(folder, *random_records()).answer("run", scenario(), 1, zeros())
@@ -145,7 +149,7 @@ def test_a_ledger_that_is_gone_is_not_begun_anew(tmp_path: Path, how: str) -> No
 
 
 @pytest.mark.parametrize("how", ["swapped", "cut", "reordered", "one label"])
-def test_a_shard_that_is_not_the_one_the_ledger_is_for_is_noticed(tmp_path: Path, how: str) -> None:
+def test_a_changed_shard_is_refused_by_the_ledger(tmp_path: Path, how: str) -> None:
     """Gains: records in rounds that others were charged for, or one record in many rounds (finding 32)."""
     images, labels = random_records()
     guard_for(tmp_path, images, labels).answer("run", scenario(), 1, zeros())
@@ -178,7 +182,7 @@ WIPED = ["its last round", "an administrator", "a last round that fails"]
          ("aligned differences, clipped in parts", "a last round that fails")],
     ),
 )  # fmt: skip
-def test_what_is_wiped_is_gone_from_the_file(
+def test_keys_and_states_of_an_ended_run_are_erased_from_every_file(
     tmp_path: Path, name: str, how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Gains: the noise of every reply, from its key or from the exact sum that the state has (finding 33)."""
@@ -214,7 +218,7 @@ def test_what_is_wiped_is_gone_from_the_file(
 
 
 @pytest.mark.parametrize("how", ["its last round", "an administrator", "a guard that is killed before it wipes"])
-def test_what_is_wiped_is_gone_from_every_block_the_ledger_ever_had(
+def test_the_key_of_an_ended_run_is_erased_from_every_journal_block(
     tmp_path: Path, how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Gains: the key and the exact sums, from blocks of SQLite's journals, which were unlinked with them in it.
@@ -252,7 +256,7 @@ def test_what_is_wiped_is_gone_from_every_block_the_ledger_ever_had(
         assert key not in path.read_bytes(), path
 
 
-def test_a_crash_in_a_commit_is_undone_from_the_journal_that_is_kept(tmp_path: Path) -> None:
+def test_an_interrupted_commit_is_rolled_back_from_the_journal(tmp_path: Path) -> None:
     """Gains: a ledger of half a commit, were the journal wiped before SQLite has used it."""
     guard = guard_for(tmp_path, *random_records())
     first = guard.answer("run", scenario(), 1, zeros())
@@ -275,7 +279,7 @@ def test_a_crash_in_a_commit_is_undone_from_the_journal_that_is_kept(tmp_path: P
     assert charged(again) == [pytest.approx(4.0)]
 
 
-def test_a_link_in_the_marks_place_writes_nowhere_else(tmp_path: Path) -> None:
+def test_a_symbolic_link_planted_for_the_rollback_mark_does_not_overwrite_another_file(tmp_path: Path) -> None:
     """Gains: another file of the guard's user, overwritten through a link in a folder that others can write to."""
     guard = guard_for(tmp_path, *random_records())
     (tmp_path / "other").write_text("precious")
@@ -294,7 +298,7 @@ def generous_umask() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("generous_umask")
-def test_only_the_silos_own_user_can_read_what_has_keys(tmp_path: Path) -> None:
+def test_ledger_rollback_mark_and_lock_files_are_readable_by_their_owner_only(tmp_path: Path) -> None:
     """Gains: keys, for another user of the machine."""
     guard_for(tmp_path, *random_records()).answer("run", scenario(), 1, zeros())
     for name in (LEDGER, LEDGER + ".mark", LEDGER + ".lock"):
@@ -302,7 +306,7 @@ def test_only_the_silos_own_user_can_read_what_has_keys(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("generous_umask")
-def test_a_local_runs_folders_are_the_users_own(tmp_path: Path) -> None:
+def test_the_folders_of_a_local_deployment_are_private_to_the_user(tmp_path: Path) -> None:
     """Gains: shards, ledgers and sockets of a run on one machine, for its other users (finding 52)."""
     policies = write_silos(resolve_cell(small_tree(), "test"), tmp_path / "kept", tmp_path / "home")
     for folder in (*(tmp_path / "kept").iterdir(), *(tmp_path / "home").iterdir()):
@@ -312,7 +316,7 @@ def test_a_local_runs_folders_are_the_users_own(tmp_path: Path) -> None:
         assert torch.isfinite(guard_of(policy).answer("run", scenario(), 1, zeros())).all()
 
 
-def test_what_is_committed_is_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_commit_of_the_ledger_is_synced_to_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Gains: a second answer to a round, after a power cut that the ledger did not survive (finding 52)."""
     guard = guard_for(tmp_path, *random_records())
     pragma = {
@@ -334,7 +338,7 @@ def test_what_is_committed_is_on_the_disk(tmp_path: Path, monkeypatch: pytest.Mo
     assert drafts == [f".{LEDGER}.mark.{os.getpid()}", tmp_path.name] * 4
 
 
-def test_the_administrator_sees_what_was_spent(tmp_path: Path) -> None:
+def test_silo_status_shows_the_spent_budget_and_escapes_run_names(tmp_path: Path) -> None:
     """And what servers call their runs cannot write to the terminal."""
     guard = guard_for(tmp_path, *random_records(), budget=5.0)
     guard.answer("a\x1b[2J", scenario(privacy__rho=3.0), 1, zeros())

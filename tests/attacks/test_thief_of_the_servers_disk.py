@@ -60,7 +60,7 @@ class OtherRecord(InProcessGrid):
 
 @pytest.mark.parametrize("mechanism", ["independent", "tree"])
 @pytest.mark.parametrize("moved", [2**30, 1])
-def test_a_journal_put_back_never_adds_its_noise_to_other_sums(
+def test_a_rolled_back_server_journal_adds_fresh_noise_to_changed_sums(
     small_cell: MakeCell, tmp_path: Path, mechanism: str, moved: int
 ) -> None:
     """With the same noise on both, the difference of two broadcasts would be the record that was deleted."""
@@ -80,7 +80,9 @@ def test_a_journal_put_back_never_adds_its_noise_to_other_sums(
     assert float((first - second).std()) / std == pytest.approx(2.0**0.5, abs=0.06)  # fresh noise in both
 
 
-def test_nothing_but_what_was_broadcast_is_left_after_the_run(small_cell: MakeCell, tmp_path: Path) -> None:
+def test_only_broadcast_values_remain_in_the_server_journal_after_a_run(
+    small_cell: MakeCell, tmp_path: Path
+) -> None:
     """A digest of the exact sums would tell which of two records was there."""
     cell = small_cell(algorithm__trust="trusted", run__arithmetic="integers")
     plan = plan_with(cell)
@@ -114,7 +116,7 @@ class Linking(ServerJournal):
 
 
 @pytest.mark.parametrize("mechanism", ["independent", "tree"])
-def test_the_sums_of_a_round_are_wiped_when_the_next_is_on_file(
+def test_exact_sums_of_a_round_are_wiped_once_the_next_round_is_stored(
     small_cell: MakeCell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mechanism: str
 ) -> None:
     """Gains: the exact sums of two rounds, whose difference is what one round's records sent, without noise."""
@@ -129,7 +131,7 @@ def test_the_sums_of_a_round_are_wiped_when_the_next_is_on_file(
     assert {path.name for path in (tmp_path / "j").iterdir()} == {"released.bin"}
 
 
-def test_sums_that_a_killed_server_left_are_wiped_by_the_next(tmp_path: Path) -> None:
+def test_exact_sums_left_by_a_killed_server_are_wiped_later(tmp_path: Path) -> None:
     """Gains: those of a round whose entry was never written, or a draft of them, under names nobody looks for."""
     entries = EntrySizes(torch.float32, (7850,) * 8, has_secret_state=True)
     left = [tmp_path / "j" / name for name in ("sums-2.bin", ".sums-2.bin.4711", ".noise.key.4711")]
@@ -148,7 +150,7 @@ def test_sums_that_a_killed_server_left_are_wiped_by_the_next(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("place", [0, 7850 * 4 - 1, 7850 * 4 + 5, 7850 * 4 + 40])
-def test_a_bit_that_flipped_is_noticed_and_never_used(tmp_path: Path, place: int) -> None:
+def test_a_flipped_bit_in_a_journal_entry_is_detected(tmp_path: Path, place: int) -> None:
     """A changed q~_t asks silos for other queries, and an infinite one ends the run with nothing said."""
     content = write_entries(tmp_path, 1, 2, 3)
     content[len(content) // 3 + place] ^= 64
@@ -163,7 +165,7 @@ def test_a_bit_that_flipped_is_noticed_and_never_used(tmp_path: Path, place: int
             journal.read_entry(2)
 
 
-def test_entries_do_not_stand_for_one_another(tmp_path: Path) -> None:
+def test_swapped_journal_entries_of_two_rounds_are_detected(tmp_path: Path) -> None:
     """Two rounds swapped would be replayed as if they had been released so."""
     content = write_entries(tmp_path, 1, 2)
     half = len(content) // 2
@@ -177,7 +179,7 @@ def test_entries_do_not_stand_for_one_another(tmp_path: Path) -> None:
     ("key", "reason"),
     [(b"short", r"noise\.key: 5 bytes"), (bytes(33)[:-1] + b"x" * 2, "34 bytes"), (bytes(32), "wiped"), (b"", "")],
 )
-def test_a_noise_key_of_another_length_is_never_used(tmp_path: Path, key: bytes, reason: str) -> None:
+def test_a_noise_key_that_is_truncated_or_wiped_is_refused(tmp_path: Path, key: bytes, reason: str) -> None:
     """A key that was cut short, or zeros, could be guessed, and with it the noise."""
     write_bytes(tmp_path / "noise.key", key, PRIVATE_MODE)
     line = f"{reason}.*32 secret ones"
@@ -186,7 +188,7 @@ def test_a_noise_key_of_another_length_is_never_used(tmp_path: Path, key: bytes,
 
 
 @pytest.mark.parametrize("name", ["noise.key", "released.bin"])
-def test_a_key_that_others_can_read_is_refused(tmp_path: Path, name: str) -> None:
+def test_a_journal_file_readable_by_others_is_refused(tmp_path: Path, name: str) -> None:
     """Any user of the machine could remove the noise."""
     folder = tmp_path / "j"
     folder.mkdir(mode=0o755)
@@ -197,7 +199,7 @@ def test_a_key_that_others_can_read_is_refused(tmp_path: Path, name: str) -> Non
     assert folder.stat().st_mode & 0o777 == 0o700
 
 
-def test_every_file_of_the_journal_is_the_servers_own(tmp_path: Path) -> None:
+def test_every_journal_file_is_accessible_to_its_owner_only(tmp_path: Path) -> None:
     """The silos' last releases and who was missing are nobody else's business."""
     with ServerJournal(tmp_path / "j", ENTRIES) as journal:
         journal.load_noise_key()
@@ -207,7 +209,7 @@ def test_every_file_of_the_journal_is_the_servers_own(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["last.npy", "missed.json"])
-def test_other_damaged_files_of_the_journal_are_named(tmp_path: Path, name: str) -> None:
+def test_damaged_auxiliary_files_of_the_journal_are_named(tmp_path: Path, name: str) -> None:
     """A traceback tells an operator nothing, and a wrong stand-in moves the model."""
     with ServerJournal(tmp_path, ENTRIES) as journal:
         journal.record(1, JournalEntry(VECTOR), {0: [1]}, VECTOR.reshape(1, -1))

@@ -35,7 +35,7 @@ def _fixed_keys(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.every(6)
 @pytest.mark.parametrize("trust", TRUSTS)
 @pytest.mark.parametrize(("relation", "dtype"), [("replace-one", "float32"), ("zero-out", "float64")])
-def test_healthy_code_stands_and_the_bound_is_tight(
+def test_a_correct_run_passes_the_audit_with_at_least_half_of_its_claim_shown(
     small_cell: MakeCell, trust: str, relation: str, dtype: str
 ) -> None:
     """At least half of the claim; for new keys a false refutation has probability at most 1 %."""
@@ -47,7 +47,9 @@ def test_healthy_code_stands_and_the_bound_is_tight(
 
 
 @pytest.mark.parametrize("trust", TRUSTS)
-def test_several_passes_stand_and_a_canary_is_in_each(small_cell: MakeCell, trust: str) -> None:
+def test_a_correct_run_of_several_epochs_passes_the_audit_with_half_of_its_claim_shown(
+    small_cell: MakeCell, trust: str
+) -> None:
     algorithm = {"name": "dp-sgd", "trust": trust, "clip": 1.0, "step": 0.5}
     target = {"privacy__rho": None, "privacy__mu": 1.0}
     cell = small_cell(algorithm=algorithm, federation__rounds=6, federation__epochs=3, **target)
@@ -60,7 +62,7 @@ def test_several_passes_stand_and_a_canary_is_in_each(small_cell: MakeCell, trus
 @pytest.mark.every(6)
 @pytest.mark.parametrize("mechanism", ["tree", "banded"])
 @pytest.mark.parametrize("trust", TRUSTS)
-def test_mechanisms_with_state_stand(small_cell: MakeCell, trust: str, mechanism: str) -> None:
+def test_tree_and_banded_noise_pass_the_audit(small_cell: MakeCell, trust: str, mechanism: str) -> None:
     cell = small_cell(algorithm__trust=trust, algorithm__mechanism=mechanism, federation__rounds=6)
     outcome = audit(cell, trials=4096, families=("canaries",))
     assert outcome.stands
@@ -74,7 +76,7 @@ def test_mechanisms_with_state_stand(small_cell: MakeCell, trust: str, mechanism
         long=[*((trust, "integers", "float64") for trust in TRUSTS), ("trusted", "integers", "float32")],
     ),
 )
-def test_integers_and_hostile_queries_tell_nothing(
+def test_attacks_on_integers_and_by_hostile_queries_do_not_refute_correct_code(
     small_cell: MakeCell, trust: str, family: str, dtype: str
 ) -> None:
     """For new keys a false refutation has probability at most 0.2 %."""
@@ -83,7 +85,7 @@ def test_integers_and_hostile_queries_tell_nothing(
 
 
 @pytest.mark.parametrize("trust", ["untrusted", "trusted"])
-def test_growing_clips_are_audited_by_canaries_that_reach_them(small_cell: MakeCell, trust: str) -> None:
+def test_canaries_reach_the_growing_clip_norms_in_an_audit(small_cell: MakeCell, trust: str) -> None:
     """Before: the clip followed the canaries' own constants, 6e7 for gradients of 1e4, and the audit saw μ = 0."""
     cell = small_cell(algorithm__trust=trust, algorithm__clip="growing", federation__rounds=6)
     outcome = audit(cell, trials=4096, families=("canaries",))
@@ -91,12 +93,12 @@ def test_growing_clips_are_audited_by_canaries_that_reach_them(small_cell: MakeC
     assert outcome.mu >= 0.3
 
 
-def test_one_silo_alone_is_audited(small_cell: MakeCell) -> None:
+def test_a_federation_of_one_silo_passes_the_audit(small_cell: MakeCell) -> None:
     cell = small_cell(federation__silos=1, federation__rounds=6)
     assert audit(cell, trials=2048, families=("canaries",)).stands
 
 
-def test_progress_goes_up_to_the_whole(small_cell: MakeCell) -> None:
+def test_the_audit_progress_increases_to_at_most_one(small_cell: MakeCell) -> None:
     heard: list[float] = []
     cell = small_cell(federation__rounds=2, algorithm__trust="trusted")
     audit(cell, trials=2048, progress=heard.append, families=("canaries", "hostile queries"))
@@ -106,13 +108,15 @@ def test_progress_goes_up_to_the_whole(small_cell: MakeCell) -> None:
 
 
 @pytest.mark.parametrize(("rounds", "per_run"), [(1, 256), (2, 512), (6, 1024)])
-def test_an_outcome_counts_the_canaries_that_there_were(small_cell: MakeCell, rounds: int, per_run: int) -> None:
+def test_the_trials_of_an_audit_count_only_canaries_that_were_planted(
+    small_cell: MakeCell, rounds: int, per_run: int
+) -> None:
     """A batch has room for 256 canaries: a run of one round was said to have 1,024."""
     outcome = audit(small_cell(federation__rounds=rounds), trials=2048, families=("canaries",))
     assert outcome.trials == 2 * per_run
 
 
-def test_torch_has_its_threads_back(small_cell: MakeCell) -> None:
+def test_an_audit_restores_the_number_of_torch_threads(small_cell: MakeCell) -> None:
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     audit(small_cell(federation__rounds=2), trials=2048, families=("canaries",))
@@ -132,7 +136,7 @@ def test_a_canary_weighs_less_in_a_round_of_several_batches(small_cell: MakeCell
     assert [canary_weight_and_std(plan, t)[0] for t in (1, 2)] == pytest.approx([4.0 / 9.0, 2.0 / 3.0])
 
 
-def test_canaries_lie_where_a_single_pass_reads_them(small_cell: MakeCell) -> None:
+def test_canaries_are_placed_in_the_rows_of_their_round(small_cell: MakeCell) -> None:
     """Batch p is rows p·B to (p+1)·B of the order, and is read in round p + 1: written out, not asked."""
     small = make_audit_cell(small_cell(), 1.0, 4, 2, 3)
     passes = rows_by_round(small)
@@ -149,7 +153,7 @@ def test_canaries_lie_where_a_single_pass_reads_them(small_cell: MakeCell) -> No
     assert replaced.labels[layout.row_indices].tolist() == (~present).astype(int).tolist()
 
 
-def test_the_bound_holds_at_its_confidence_and_is_close() -> None:
+def test_the_audit_lower_bound_on_mu_holds_at_its_confidence_and_is_tight() -> None:
     """200 experiments on N(0, 1) against N(1, 1) at failure 0.05: at most 19 exceed 1 (false alarm 0.4 %)."""
     generator = np.random.default_rng(0)
     bounds = []
@@ -160,7 +164,7 @@ def test_the_bound_holds_at_its_confidence_and_is_close() -> None:
     assert np.median(bounds) > 0.87
 
 
-def test_a_bound_at_a_threshold_holds_for_few_trials() -> None:
+def test_the_fixed_threshold_bound_on_mu_holds_for_twenty_trials() -> None:
     """500 experiments of 20 trials on N(0, 1) against N(1, 1) at failure 0.05: at most 40 exceed 1 (0.2 %)."""
     generator = np.random.default_rng(1)
     above = 0
@@ -170,7 +174,7 @@ def test_a_bound_at_a_threshold_holds_for_few_trials() -> None:
     assert above <= 40
 
 
-def test_perfect_separation_and_none_are_finite() -> None:
+def test_audit_bounds_are_finite_under_perfect_separation_and_zero_under_none() -> None:
     present = np.arange(2000) % 2 == 0
     assert 4.0 < mu_lower_bound(present.astype(float), present, 0.01) < 10.0
     assert mu_lower_bound(np.zeros(2000), present, 0.01) == 0.0
@@ -178,7 +182,7 @@ def test_perfect_separation_and_none_are_finite() -> None:
     assert bound_at_threshold(0.5, present.astype(float), present, 0.01) > 4.0
 
 
-def test_what_cannot_be_audited_is_refused(small_cell: MakeCell) -> None:
+def test_an_audit_refuses_noise_free_runs_and_invalid_options(small_cell: MakeCell) -> None:
     with pytest.raises(InputError, match="claims nothing"):
         audit(small_cell(privacy__mode="none", privacy__rho=None))
     with pytest.raises(InputError, match="trials = 10"):
@@ -200,7 +204,7 @@ def write_scenario(folder: Path, **overrides: Any) -> Path:
 
 
 @pytest.mark.slow
-def test_exit_codes_of_the_command(
+def test_the_audit_command_exits_with_0_if_the_claim_stands_and_with_3_if_refuted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = write_scenario(tmp_path, algorithm__trust="trusted", federation__rounds=3)

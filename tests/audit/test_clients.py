@@ -79,7 +79,7 @@ ROWS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("row", in_parts(ROWS, ["dp-fedavg, replace-one", "dp-ftrl"]))
-def test_public_cohorts_stand_and_something_is_shown(row: str) -> None:
+def test_public_cohorts_of_clients_pass_the_audit_with_a_positive_bound(row: str) -> None:
     outcome = public(client_cell(**ROWS[row]))
     assert outcome.stands, outcome
     assert outcome.mu >= 0.3
@@ -103,7 +103,7 @@ def few(patch: pytest.MonkeyPatch) -> None:
     ("sampling", "relation"),
     in_parts([("poisson", "replace-one"), ("allocation", "zero-out")], [("poisson", "replace-one")]),
 )
-def test_secret_cohorts_stand_and_something_is_shown(
+def test_secret_cohorts_of_clients_pass_the_audit_with_a_positive_bound(
     monkeypatch: pytest.MonkeyPatch, sampling: str, relation: str
 ) -> None:
     found = canaries_of(client_cell(sampling, relation))
@@ -115,12 +115,12 @@ def test_secret_cohorts_stand_and_something_is_shown(
 
 @pytest.mark.long
 @SECRET
-def test_known_company_of_clients_tells_nothing(sampling: str, relation: str) -> None:
+def test_knowing_all_other_clients_does_not_refute_secret_cohorts(sampling: str, relation: str) -> None:
     assert company_of(client_cell(sampling, relation), 100).excess <= 0.0
 
 
 @pytest.mark.parametrize("whole", in_parts([False, True], long=[True]))
-def test_the_whole_audit_of_secret_cohorts(monkeypatch: pytest.MonkeyPatch, whole: bool) -> None:
+def test_a_full_audit_of_secret_cohorts_passes(monkeypatch: pytest.MonkeyPatch, whole: bool) -> None:
     if not whole:
         few(monkeypatch)
     outcome = audit(client_cell("allocation"), trials=2048)
@@ -132,11 +132,11 @@ def test_the_whole_audit_of_secret_cohorts(monkeypatch: pytest.MonkeyPatch, whol
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", ["driven canaries", "integers"])
-def test_other_families_tell_nothing_of_clients(family: str) -> None:
+def test_driven_canaries_and_integer_attacks_do_not_refute_correct_client_code(family: str) -> None:
     assert audit(client_cell(), trials=2048, families=(family,)).stands
 
 
-def test_cohorts_keep_their_turns_in_an_audit() -> None:
+def test_audit_runs_keep_the_turns_of_fixed_cohorts() -> None:
     """Batch p is rows p·B to (p+1)·B of the pool, and is read in rounds p + 1, p + 1 + turns, …: written out."""
     small = make_audit_cell(client_cell(), 1.0, 6, 1, 2, 3)
     first, second = range(0, 2), range(2, 4)
@@ -163,7 +163,9 @@ def test_cohorts_keep_their_turns_in_an_audit() -> None:
         ({"rounds": 30, "cohort": 1}, (12, 1)),
     ],
 )
-def test_turns_are_cut_to_three_of_equally_many_rounds(changes: dict[str, Any], rounds: tuple[int, int]) -> None:
+def test_audit_runs_have_at_most_three_turns_of_equally_many_rounds(
+    changes: dict[str, Any], rounds: tuple[int, int]
+) -> None:
     cell = client_cell(**{f"federation__{key}": value for key, value in changes.items()})
     assert public_run_size(cell, 12) == rounds
     small = make_audit_cell(cell, 1.0, rounds[0], 1, 8, rounds[1])
@@ -171,7 +173,7 @@ def test_turns_are_cut_to_three_of_equally_many_rounds(changes: dict[str, Any], 
     assert small.batch_sizes == (8,)
 
 
-def test_a_client_canary_holds_as_many_records_as_count_and_all_of_them_point_one_way() -> None:
+def test_a_client_canary_has_the_largest_number_of_records_all_in_one_direction() -> None:
     small = make_audit_cell(client_cell(), 1.0, 4, 1, 2)
     plan = make_plan(small, make_canary_objective(small, 2), for_release=True)
     shard = zero_shard(4, 2)
@@ -190,7 +192,7 @@ def test_a_client_canary_holds_as_many_records_as_count_and_all_of_them_point_on
 
 @pytest.mark.slow
 @pytest.mark.parametrize("sampling", in_parts(["fixed", "allocation"], ["fixed"]))
-def test_half_the_noise(monkeypatch: pytest.MonkeyPatch, sampling: str) -> None:
+def test_half_of_the_noise_is_refuted_for_clients(monkeypatch: pytest.MonkeyPatch, sampling: str) -> None:
     planted.noise_times(0.5)(monkeypatch)
     if sampling == "fixed":
         assert not public(client_cell()).stands
@@ -199,19 +201,19 @@ def test_half_the_noise(monkeypatch: pytest.MonkeyPatch, sampling: str) -> None:
 
 
 @pytest.mark.slow
-def test_noise_that_is_enough_for_one_of_three_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_noise_calibrated_to_one_of_three_turns_is_refuted(monkeypatch: pytest.MonkeyPatch) -> None:
     planted.noise_times(3**-0.5)(monkeypatch)
     assert not public(client_cell(), 4096).stands
 
 
-def test_a_cohort_out_of_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cohort_that_takes_part_out_of_turn_is_refuted(monkeypatch: pytest.MonkeyPatch) -> None:
     planted.read_twice(monkeypatch)
     with pytest.raises(AuditRefutedError, match="round 2 reads records 0 to 255, not 256 to 511"):
         public(client_cell())
 
 
 @pytest.mark.slow
-def test_cohorts_by_coins_of_the_public_seed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_secret_cohorts_drawn_from_the_public_seed_are_refuted(monkeypatch: pytest.MonkeyPatch) -> None:
     planted_secret.coins_of_the_seed(monkeypatch)
     found = canaries_of(client_cell("poisson"))
     assert found.excess > 0.0, found
@@ -226,7 +228,9 @@ def test_cohorts_by_coins_of_the_public_seed(monkeypatch: pytest.MonkeyPatch) ->
         [("fixed", None), ("allocation", 3)],
     ),
 )
-def test_a_clip_of_record_by_record(monkeypatch: pytest.MonkeyPatch, sampling: str, steps: int | None) -> None:
+def test_clipping_by_record_instead_of_by_client_is_refuted(
+    monkeypatch: pytest.MonkeyPatch, sampling: str, steps: int | None
+) -> None:
     planted_secret.record_by_record(monkeypatch)
     cell = client_cell(sampling, **ROWS["dp-sgd"] if steps is None else {})
     if sampling == "fixed":
@@ -236,7 +240,7 @@ def test_a_clip_of_record_by_record(monkeypatch: pytest.MonkeyPatch, sampling: s
 
 
 @pytest.mark.long
-def test_a_mean_over_those_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_averaging_over_the_drawn_clients_only_is_refuted(monkeypatch: pytest.MonkeyPatch) -> None:
     planted_secret.over_those_drawn(monkeypatch)
     found = company_of(client_cell("allocation"), 1200, mu=1.5)
     assert found.excess > 0.0, found
@@ -254,7 +258,9 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("changes", "line"), REFUSED)
-def test_what_canaries_cannot_stand_for_is_refused_in_one_line(changes: dict[str, Any], line: str) -> None:
+def test_clients_that_canaries_cannot_represent_are_refused_in_one_line(
+    changes: dict[str, Any], line: str
+) -> None:
     with pytest.raises(InputError, match=line) as refused:
         audit(client_cell(**changes))
     assert "\n" not in str(refused.value)

@@ -32,7 +32,7 @@ def planned(cell: Cell, mu: float = 1.0) -> tuple[Cell, Plan]:
 
 @pytest.mark.parametrize("relation", ["replace-one", "zero-out"])
 @pytest.mark.parametrize("tables", [COUNTS, TABLES], ids=["counts", "several"])
-def test_sums_of_real_guards_are_as_far_apart_as_is_charged(
+def test_integer_sums_of_neighbouring_guards_differ_by_nearly_the_charged_distance(
     tmp_path: Path, relation: str, tables: list[dict[str, Any]]
 ) -> None:
     """Guarantee of `apart`: √2 clips for plain counts, measured on the integers that leave two guards."""
@@ -56,13 +56,13 @@ def test_sums_of_real_guards_are_as_far_apart_as_is_charged(
 
 
 @pytest.mark.parametrize("trust", ["untrusted", "secure-aggregation", "trusted"])
-def test_the_two_worlds_are_as_far_apart_as_the_claim_says(tmp_path: Path, trust: str) -> None:
+def test_the_furthest_neighbouring_tables_are_separated_by_the_claimed_mu(tmp_path: Path, trust: str) -> None:
     small, of = planned(plan(tmp_path, trust, COUNTS).cell, 3.0)
     pair, (weight, std) = find_furthest_pair(small, of, seed=0), canary_weight_and_std(of, 1)
     assert weight * float((pair.increments[0] - pair.increments[1]).norm()) / std == pytest.approx(3.0, rel=1e-4)
 
 
-def test_the_audit_looks_through_guards(tmp_path: Path) -> None:
+def test_the_statistics_audit_runs_real_guards_and_stays_below_the_claim(tmp_path: Path) -> None:
     with torch.inference_mode():
         found = audit_counts(plan(tmp_path, "untrusted", COUNTS).cell, 2.0, 24, 0.01, 0, UNHEARD)
     assert found.mu <= 2.0
@@ -70,7 +70,7 @@ def test_the_audit_looks_through_guards(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_plan_stands_and_one_that_is_charged_too_little_is_refuted(
+def test_a_statistics_plan_passes_the_audit_and_an_undercharged_one_is_refuted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Guarantee: an audit notices that two counts are √2 apart and were charged as 1."""
@@ -84,7 +84,7 @@ def test_a_plan_stands_and_one_that_is_charged_too_little_is_refuted(
 
 
 @pytest.mark.slow
-def test_the_command_audits_a_plan(tmp_path: Path) -> None:
+def test_the_audit_command_passes_a_statistics_plan(tmp_path: Path) -> None:
     write_csv(tmp_path / "table.csv", rows(60))
     (tmp_path / "plan.toml").write_text(
         'name = "counts"\n[data]\nname = "table.csv"\n[data.table]\npublic = true\ntarget = "outcome"\n'
@@ -97,7 +97,7 @@ def test_the_command_audits_a_plan(tmp_path: Path) -> None:
     assert "1.4142 clips" in done.stdout
 
 
-def test_what_its_canaries_cannot_stand_for_is_one_line(tmp_path: Path) -> None:
+def test_the_statistics_audit_refuses_persons_and_noisy_newton(tmp_path: Path) -> None:
     cell = plan(tmp_path, "untrusted", COUNTS).cell
     persons = cell.privacy.model_copy(update={"unit": "user", "records": 2})
     with pytest.raises(InputError, match="canaries of statistics are records"):

@@ -57,7 +57,7 @@ def canaries(cell: Cell, trials: int = 2048) -> Audit:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("given", [False, True])
-def test_less_noise_is_refuted_whatever_a_first_step_takes(
+def test_less_noise_in_the_rounds_is_refuted_with_and_without_a_private_scaling_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, given: bool
 ) -> None:
     """Guarantee: sigma times 0.4 at share 0.9 is refuted (shown 0.373 of a claim of 1 before, which stood).
@@ -76,7 +76,7 @@ def test_less_noise_is_refuted_whatever_a_first_step_takes(
 
 
 @pytest.mark.parametrize("trust", TRUSTS)
-def test_a_healthy_run_of_two_steps_stands_and_its_whole_is_tight(tmp_path: Path, trust: str) -> None:
+def test_a_correct_run_with_a_scaling_step_passes_with_a_tight_composed_bound(tmp_path: Path, trust: str) -> None:
     """The composed claim is the one asked for; at least half of it is shown."""
     outcome = canaries(scaled_cell(tmp_path, 0.5, trust), 4096)
     assert outcome.stands, outcome
@@ -98,7 +98,7 @@ def less_noise_where(patch: pytest.MonkeyPatch, factor: float, chosen: Callable[
     patch.setattr(families, "run_trials", tried)
 
 
-def test_a_first_step_with_less_noise_is_refuted_by_its_own_claim(
+def test_less_noise_in_the_scaling_step_is_refuted_by_its_own_claim(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     less_noise_where(monkeypatch, 0.4, lambda cell: cell.federation.total_rounds == 1)
@@ -109,7 +109,7 @@ def test_a_first_step_with_less_noise_is_refuted_by_its_own_claim(
 
 
 @pytest.mark.slow
-def test_evaluations_with_less_noise_are_refuted_by_their_own_claim(
+def test_less_noise_in_evaluations_is_refuted_by_their_own_claim(
     small_cell: MakeCell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All of them together: they read the same test records in every round."""
@@ -126,7 +126,9 @@ def test_evaluations_with_less_noise_are_refuted_by_their_own_claim(
 
 
 @pytest.mark.slow
-def test_steps_that_promise_too_much_together_are_refuted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_steps_that_each_spend_the_whole_budget_are_refuted_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A budget that gives both steps the whole promise: each keeps its own claim, and both are √2 of it."""
     monkeypatch.setattr(
         "fedpriv.scenario.schema.split_budget", lambda promise, share=0.0: RunBudget(promise, promise)
@@ -137,14 +139,14 @@ def test_steps_that_promise_too_much_together_are_refuted(tmp_path: Path, monkey
 
 
 @pytest.mark.parametrize("trust", TRUSTS)
-def test_a_machine_that_is_put_back_draws_other_noise(small_cell: MakeCell, trust: str) -> None:
+def test_a_machine_that_is_rolled_back_passes_the_audit_with_fresh_noise(small_cell: MakeCell, trust: str) -> None:
     """Guarantee: what is released before and after a rollback differs by noise that nobody knows."""
     cell = small_cell(algorithm__trust=trust, federation__rounds=3, run__dtype="float32")
     assert audit(cell, trials=2048, families=("rollback",)).stands
 
 
 @pytest.mark.parametrize("trust", TRUSTS)
-def test_noise_keyed_without_queries_and_sums_is_refuted_by_a_rollback_alone(
+def test_noise_keyed_without_queries_and_sums_is_refuted_only_by_the_rollback_attack(
     small_cell: MakeCell, monkeypatch: pytest.MonkeyPatch, trust: str
 ) -> None:
     """Guarantee: a machine that is put back draws other noise for another query.
@@ -163,7 +165,7 @@ def test_noise_keyed_without_queries_and_sums_is_refuted_by_a_rollback_alone(
     assert outcome.families["canaries"] <= 1.0
 
 
-def test_noise_of_a_round_that_hashes_its_own_query_alone_is_refuted_later(
+def test_noise_keyed_without_earlier_queries_is_refuted_in_a_later_repeated_round(
     small_cell: MakeCell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Put back, asked another query and then the old ones again: without a chain the later noise repeats."""
@@ -180,7 +182,7 @@ def test_noise_of_a_round_that_hashes_its_own_query_alone_is_refuted_later(
 
 
 @pytest.mark.parametrize("claimed", [0.5, 1.0, 3.0])
-def test_noise_that_an_audit_says_it_would_see_is_refuted_so_often(claimed: float) -> None:
+def test_noise_at_the_detectable_share_is_refuted_at_the_stated_rate(claimed: float) -> None:
     """Noise of f times its size, 400 times: at least 363 refuted (95 % less four deviations), at f + .1 fewer."""
     generator, refuted = np.random.default_rng(3), []
     seen = detectable_noise_share(claimed, claimed, 1024, 0.01)
@@ -196,7 +198,7 @@ def test_noise_that_an_audit_says_it_would_see_is_refuted_so_often(claimed: floa
     assert refuted[1] < refuted[0] - 100
 
 
-def test_no_loss_of_noise_is_seen_where_no_number_of_wrong_guesses_refutes() -> None:
+def test_the_detectable_noise_share_is_near_zero_for_extreme_claims_and_grows_with_trials() -> None:
     assert detectable_noise_share(9.0, 9.0, 4096, 0.005) == 0.0
     assert detectable_noise_share(1e-3, 1e-3, 4096, 0.005) < 0.01
     assert detectable_noise_share(1.0, 1.0, 4096, 0.005) < detectable_noise_share(1.0, 1.0, 16384, 0.005) < 1.0
@@ -204,7 +206,7 @@ def test_no_loss_of_noise_is_seen_where_no_number_of_wrong_guesses_refutes() -> 
 
 @pytest.mark.parametrize("relation", ["replace-one", "zero-out"])
 @pytest.mark.parametrize("trust", TRUSTS)
-def test_worlds_of_the_best_test_lie_as_far_apart_as_is_claimed(
+def test_the_best_test_separates_neighbouring_runs_by_the_claimed_mu(
     small_cell: MakeCell, trust: str, relation: str
 ) -> None:
     cell = small_cell(algorithm__trust=trust, privacy__relation=relation, federation__rounds=6)
@@ -231,7 +233,7 @@ def test_evaluations_beside_secret_rounds_are_audited_against_their_own_claim(
     assert "of the evaluations" in outcome.statistic
 
 
-def test_no_share_of_the_noise_is_named_where_rounds_are_secret() -> None:
+def test_no_detectable_noise_share_is_stated_for_secret_rounds() -> None:
     outcome = audit(secret_cell(), trials=2048)
     assert outcome.stands
     assert outcome.sees == {}
@@ -240,7 +242,7 @@ def test_no_share_of_the_noise_is_named_where_rounds_are_secret() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("trust", TRUSTS)
-def test_noise_of_the_size_that_it_names_is_refuted_at_full_strength(
+def test_noise_below_the_detectable_share_is_refuted_with_16384_trials(
     small_cell: MakeCell, monkeypatch: pytest.MonkeyPatch, trust: str
 ) -> None:
     """16,384 trials: σ × 0.83 by its own power calculation."""

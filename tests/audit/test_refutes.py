@@ -51,7 +51,7 @@ def refutes(
         [(0.5, 2048, "untrusted")],
     ),
 )
-def test_less_noise(
+def test_less_noise_than_claimed_is_refuted_by_the_whole_transcript(
     small_cell: MakeCell, monkeypatch: pytest.MonkeyPatch, trust: str, share: float, trials: int
 ) -> None:
     planted.noise_times(share)(monkeypatch)
@@ -59,13 +59,17 @@ def test_less_noise(
 
 
 @pytest.mark.parametrize("trust", in_parts(TRUSTS, ["trusted"]))
-def test_a_missing_clip(small_cell: MakeCell, monkeypatch: pytest.MonkeyPatch, trust: str) -> None:
+def test_training_without_clipping_is_refuted_by_the_audit(
+    small_cell: MakeCell, monkeypatch: pytest.MonkeyPatch, trust: str
+) -> None:
     planted.no_clip(monkeypatch)
     refutes(small_cell, trust)
 
 
 @pytest.mark.parametrize("trust", in_parts(TRUSTS, ["secure-aggregation"]))
-def test_a_record_in_two_rounds(small_cell: MakeCell, monkeypatch: pytest.MonkeyPatch, trust: str) -> None:
+def test_a_record_that_takes_part_in_two_rounds_is_refuted(
+    small_cell: MakeCell, monkeypatch: pytest.MonkeyPatch, trust: str
+) -> None:
     planted.read_twice(monkeypatch)
     with pytest.raises(AuditRefutedError, match="round 2 reads records 0 to 255, not 256 to 511"):
         audit(small_cell(algorithm__trust=trust, federation__rounds=6), trials=2048)
@@ -77,7 +81,7 @@ def test_a_record_in_two_rounds(small_cell: MakeCell, monkeypatch: pytest.Monkey
     ("trust", "first"),
     in_parts(itertools.product(TRUSTS, [3, 1]), [("untrusted", 1), ("secure-aggregation", 3)]),
 )
-def test_the_same_noise_twice(
+def test_the_same_noise_in_two_rounds_is_refuted(
     small_cell: MakeCell, monkeypatch: pytest.MonkeyPatch, trust: str, first: int
 ) -> None:
     planted.same_noise_twice(first)(monkeypatch)
@@ -85,30 +89,36 @@ def test_the_same_noise_twice(
 
 
 @pytest.mark.parametrize("trust", in_parts(TRUSTS, ["trusted"]))
-def test_one_round_without_noise(small_cell: MakeCell, monkeypatch: pytest.MonkeyPatch, trust: str) -> None:
+def test_a_round_without_noise_is_refuted(
+    small_cell: MakeCell, monkeypatch: pytest.MonkeyPatch, trust: str
+) -> None:
     planted.one_round_without(monkeypatch)
     refutes(small_cell, trust)
 
 
-def test_the_same_noise_at_two_silos(small_cell: MakeCell, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_same_noise_at_two_silos_is_refuted(small_cell: MakeCell, monkeypatch: pytest.MonkeyPatch) -> None:
     """An untrusted server sees both messages, and the difference has no noise."""
     planted.same_noise_at_two_silos(monkeypatch)
     refutes(small_cell, "untrusted")
 
 
-def test_trusted_noise_divided_by_silos_twice(small_cell: MakeCell, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trusted_noise_divided_twice_by_the_number_of_silos_is_refuted(
+    small_cell: MakeCell, monkeypatch: pytest.MonkeyPatch
+) -> None:
     planted.noise_times(1.0 / 3.0)(monkeypatch)
     refutes(small_cell, "trusted")
 
 
-def test_two_runs_that_share_a_key(small_cell: MakeCell, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_runs_with_the_same_noise_key_are_refuted(
+    small_cell: MakeCell, monkeypatch: pytest.MonkeyPatch
+) -> None:
     planted.one_key_for_all_runs(monkeypatch)
     assert "minus that of another run" in refutes(small_cell, "untrusted").statistic
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("trust", ["untrusted", "secure-aggregation"])
-def test_refusals_that_depend_on_records(
+def test_refusals_that_depend_on_records_are_refuted(
     small_cell: MakeCell, monkeypatch: pytest.MonkeyPatch, trust: str
 ) -> None:
     planted.refusals_that_tell(monkeypatch)
@@ -117,7 +127,7 @@ def test_refusals_that_depend_on_records(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("trust", ["untrusted", "secure-aggregation"])
-def test_a_clip_that_hostile_queries_undo(
+def test_a_clip_that_hostile_queries_bypass_is_refuted_by_driven_canaries(
     small_cell: MakeCell, monkeypatch: pytest.MonkeyPatch, trust: str
 ) -> None:
     """At ordinary queries nothing is seen of it; a trusted server itself checks what silos send."""
@@ -141,7 +151,7 @@ def right(small_cell: MakeCell, trust: str, dtype: str, test: str) -> int:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("trust", "dtype"), in_turn(TRUSTS, ["float32", "float64"]))
-def test_a_key_from_the_public_seed(
+def test_a_noise_key_from_the_public_seed_lets_the_attack_guess_every_trial(
     small_cell: MakeCell, monkeypatch: pytest.MonkeyPatch, trust: str, dtype: str
 ) -> None:
     planted.a_key_from_the_seed(monkeypatch)
@@ -150,7 +160,9 @@ def test_a_key_from_the_public_seed(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("trust", ["trusted", "untrusted"])
-def test_noise_on_a_lattice(small_cell: MakeCell, monkeypatch: pytest.MonkeyPatch, trust: str) -> None:
+def test_noise_of_31_bit_radii_lets_the_attack_guess_almost_every_trial(
+    small_cell: MakeCell, monkeypatch: pytest.MonkeyPatch, trust: str
+) -> None:
     """Radii of 31 bits; the attack is right in 98 of 100, so 5 of 6 are missed with a probability below 1 %."""
     planted.float32_noise(monkeypatch)
     assert right(small_cell, trust, "float64", "the lattice of 31-bit radii") >= TRIED - 1
@@ -163,14 +175,16 @@ ON_INTEGERS = [("secure-aggregation", "float32"), ("trusted", "float64"), ("untr
 @pytest.mark.parametrize(
     ("of", "plant"), in_turn(ON_INTEGERS, [planted.coarse_noise, planted.release_that_reads_the_sum])
 )
-def test_bits_that_the_noise_does_not_reach(
+def test_low_bits_without_noise_let_the_attack_guess_every_trial(
     small_cell: MakeCell, monkeypatch: pytest.MonkeyPatch, of: tuple[str, str], plant: Plant
 ) -> None:
     plant(monkeypatch)
     assert right(small_cell, *of, "residues modulo 2^16") == TRIED
 
 
-def test_integers_that_tell_refute_the_claim(small_cell: MakeCell, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_perfect_integer_attack_refutes_a_claim_of_mu_one(
+    small_cell: MakeCell, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """From attacks to a bound: 32 of 32 right are more than a claim of 1 allows."""
     present = [number % 2 == 0 for number in range(attacks.TRIALS)]
     scores = [

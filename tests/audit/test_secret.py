@@ -88,7 +88,7 @@ def company_of(cell: Cell, runs: int, mu: float = 1.0) -> CurveResult:
         ["untrusted", "trusted", "secure-aggregation"], [("allocation", "zero-out"), ("poisson", "replace-one")]
     ),
 )
-def test_healthy_code_stands_and_something_is_shown(order: tuple[str, str], trust: str) -> None:
+def test_secret_rounds_pass_the_audit_with_a_positive_bound(order: tuple[str, str], trust: str) -> None:
     sampling, relation = order
     found = canaries_of(cell_of(sampling, trust, relation), 4)
     assert found.excess <= 0.0, found
@@ -97,14 +97,14 @@ def test_healthy_code_stands_and_something_is_shown(order: tuple[str, str], trus
 
 
 @pytest.mark.slow
-def test_rounds_drawn_from_the_whole_run_stand_and_something_is_shown() -> None:
+def test_balanced_subsampling_passes_the_audit_with_a_positive_bound() -> None:
     found = canaries_of(cell_of("balanced", rounds=8, epochs=2), 3)
     assert found.excess <= 0.0, found
     assert found.mu > 0.0
     assert found.test == "rounds kept secret"
 
 
-def test_the_ratio_of_sets_of_rounds_is_the_mean_over_them() -> None:
+def test_the_likelihood_ratio_of_balanced_subsampling_is_the_mean_over_round_sets() -> None:
     """Brute force over the 28 sets of 2 of 8 rounds."""
     draw = np.random.default_rng(1).normal(size=(5, 8))
     pairs = [draw[:, list(pair)].sum(1) for pair in itertools.combinations(range(8), 2)]
@@ -113,7 +113,7 @@ def test_the_ratio_of_sets_of_rounds_is_the_mean_over_them() -> None:
 
 
 @pytest.mark.parametrize("changes", [{"rounds": 6, "epochs": 3}, {"rounds": 8, "groups": 2}])
-def test_epochs_and_groups_stand(changes: dict[str, Any]) -> None:
+def test_secret_rounds_in_epochs_and_groups_pass_the_audit(changes: dict[str, Any]) -> None:
     assert canaries_of(cell_of(**changes), 1).excess <= 0.0
 
 
@@ -125,7 +125,7 @@ def banded_cell(sampling: str, groups: int = 4) -> Cell:
     return resolve_cell(tree, "test")
 
 
-def test_matched_filters_of_correlated_noise_are_what_the_curve_is_of() -> None:
+def test_matched_filters_of_banded_noise_have_the_noise_multiplier_of_the_claim() -> None:
     """Of releases B (C s + z): a record of round t gives 1 there, 0 elsewhere in its group, and noise of z / κ."""
     plan = make_plan(
         banded_cell("allocation"), make_canary_objective(banded_cell("allocation"), 1), for_release=True
@@ -146,7 +146,7 @@ def test_matched_filters_of_correlated_noise_are_what_the_curve_is_of() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("sampling", ["allocation", "poisson"])
-def test_correlated_noise_of_secret_rounds_stands_and_something_is_shown(sampling: str) -> None:
+def test_secret_rounds_with_banded_noise_pass_the_audit_with_a_positive_bound(sampling: str) -> None:
     found = canaries_of(banded_cell(sampling), 3)
     assert found.excess <= 0.0, found
     assert found.mu > 0.1
@@ -154,13 +154,13 @@ def test_correlated_noise_of_secret_rounds_stands_and_something_is_shown(samplin
 
 
 @pytest.mark.slow
-def test_half_of_the_correlated_noise_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_half_of_the_banded_noise_in_secret_rounds_is_refuted(monkeypatch: pytest.MonkeyPatch) -> None:
     planted.noise_times(0.5)(monkeypatch)
     assert canaries_of(banded_cell("allocation"), 3).excess > 0.0
 
 
 @pytest.mark.slow
-def test_a_guard_with_secret_correlated_noise_is_restarted_and_its_run_stands_an_audit(
+def test_a_restarted_guard_with_secret_rounds_and_banded_noise_passes_the_audit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Guards with ledgers on disk: in integers, with banded noise, records in secret rounds, restarted half-way.
@@ -204,25 +204,25 @@ def test_a_guard_with_secret_correlated_noise_is_restarted_and_its_run_stands_an
 
 @pytest.mark.slow
 @pytest.mark.parametrize("sampling", ["allocation", "poisson"])
-def test_known_company_tells_nothing(sampling: str) -> None:
+def test_knowing_all_other_records_does_not_refute_secret_rounds(sampling: str) -> None:
     assert company_of(cell_of(sampling), 200).excess <= 0.0
 
 
-def test_rounds_that_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_secret_rounds_that_are_disclosed_are_refuted(monkeypatch: pytest.MonkeyPatch) -> None:
     planted_secret.told(monkeypatch)
     found = canaries_of(cell_of())
     assert found.excess > 0.0, found
     assert found.test == "coins of the public seed"
 
 
-def test_coins_of_the_public_seed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_poisson_sampling_from_the_public_seed_is_refuted(monkeypatch: pytest.MonkeyPatch) -> None:
     planted_secret.coins_of_the_seed(monkeypatch)
     found = canaries_of(cell_of("poisson"), 4)
     assert found.excess > 0.0, found
     assert found.test == "coins of the public seed"
 
 
-def test_a_key_of_the_public_seed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_noise_key_from_the_public_seed_is_refuted_under_secret_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
     planted.a_key_from_the_seed(monkeypatch)
     found = canaries_of(cell_of())
     assert found.excess > 0.0, found
@@ -230,7 +230,7 @@ def test_a_key_of_the_public_seed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.slow
-def test_one_round_in_all_epochs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_same_secret_round_in_all_epochs_is_refuted(monkeypatch: pytest.MonkeyPatch) -> None:
     planted_secret.one_round_for_ever(monkeypatch)
     found = canaries_of(cell_of(rounds=48, epochs=6), mu=2.0)  # few epochs, or a small μ, differ in the tails only
     assert found.excess > 0.0, found
@@ -246,21 +246,23 @@ def test_one_round_in_all_epochs(monkeypatch: pytest.MonkeyPatch) -> None:
         (planted_secret.first_come, "poisson"),
     ],
 )
-def test_rounds_that_the_company_gives_away(monkeypatch: pytest.MonkeyPatch, plant: Any, sampling: str) -> None:
+def test_secret_rounds_that_the_other_records_reveal_are_refuted(
+    monkeypatch: pytest.MonkeyPatch, plant: Any, sampling: str
+) -> None:
     plant(monkeypatch)
     found = company_of(cell_of(sampling), 1200, mu=1.5)
     assert found.excess > 0.0, found
     assert found.test == "a round that all others leave"
 
 
-def test_less_noise_than_the_curve_was_made_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_half_of_the_noise_in_secret_rounds_is_refuted(monkeypatch: pytest.MonkeyPatch) -> None:
     planted.noise_times(0.5)(monkeypatch)
     assert canaries_of(cell_of()).excess > 0.0
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("sampling", ["fixed", "allocation"])
-def test_persons_stand_with_more_records_than_count(tmp_path: Path, sampling: str) -> None:
+def test_persons_with_more_records_than_the_cap_pass_the_audit(tmp_path: Path, sampling: str) -> None:
     if sampling == "fixed":
         outcome = audit(persons_cell(tmp_path, sampling), trials=2048, families=("canaries",))
         assert outcome.stands
@@ -278,7 +280,7 @@ def test_persons_stand_with_more_records_than_count(tmp_path: Path, sampling: st
         [("fixed", "secure-aggregation"), ("allocation", "untrusted")],
     ),
 )
-def test_a_clip_of_record_by_record(
+def test_clipping_by_record_instead_of_by_person_is_refuted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sampling: str, trust: str
 ) -> None:
     planted_secret.record_by_record(monkeypatch)
@@ -290,7 +292,9 @@ def test_a_clip_of_record_by_record(
 
 
 @pytest.mark.slow
-def test_the_command_says_at_which_rate_the_claim_was_read(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_audit_of_secret_rounds_reports_the_false_alarm_rate_of_its_bound(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     outcome = audit(cell_of(), trials=2048)
     assert outcome.stands
     assert outcome.alarms is not None
@@ -299,7 +303,7 @@ def test_the_command_says_at_which_rate_the_claim_was_read(capsys: pytest.Captur
     assert outcome.mu <= outcome.claimed_mu < 1.0 < outcome.claimed_epsilon
 
 
-def test_what_cannot_be_audited_is_refused() -> None:
+def test_the_audit_of_secret_rounds_refuses_clients_and_too_many_bands() -> None:
     tree = small_tree(
         federation={"silos": 1, "rounds": 8, "batch": 2, "sampling": "poisson"},
         algorithm={**SGD, "trust": "trusted"},
@@ -323,7 +327,7 @@ def test_what_cannot_be_audited_is_refused() -> None:
         audit(resolve_cell(banded, "test"))
 
 
-def test_a_claimed_curve_is_exceeded_as_rarely_as_stated() -> None:
+def test_a_sampled_mechanism_exceeds_its_claimed_curve_at_most_at_the_failure_rate() -> None:
     """100 experiments on exactly what is claimed, at failure 0.05: at most 13 exceed it (false alarm 0.1 %)."""
     generator, claim = np.random.default_rng(3), PoissonGaussian(0.8, 0.25, 4)
     assert isinstance(claim, Sampled)

@@ -101,7 +101,7 @@ def shown(small: Cell, folder: Path, patch: pytest.MonkeyPatch) -> float:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("trust", "noise"), [("trusted", "per-silo"), ("trusted", "aggregate")])
-def test_its_releases_have_the_noise_that_is_claimed(
+def test_vectorized_releases_have_the_claimed_noise_and_half_of_it_is_refuted(
     small_cell: MakeCell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trust: str, noise: str
 ) -> None:
     """The seeds are fixed; for others, a false refutation has probability at most 1 %."""

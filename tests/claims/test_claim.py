@@ -28,7 +28,7 @@ from fedpriv.participation.orders import FixedOrder
 from fedpriv.participation.secret import PoissonSampling
 
 
-def test_a_claim_says_for_whom_and_by_which_route() -> None:
+def test_claim_sentence_names_its_unit_relation_and_conversions() -> None:
     line = PrivacyClaim(GaussianDP(1.0), "replace-one").format_sentence("line", 1e-5)
     assert line == (
         "one record of a silo, replace-one neighbours: μ-GDP with μ at most 1 (zCDP 0.5); (ε, δ) at most (4.378, "
@@ -45,7 +45,7 @@ STEP_STREAM = ReleaseStream(
 )
 
 
-def test_a_first_step_gives_no_silo_a_budget_of_its_own() -> None:
+def test_equal_silos_with_a_first_step_list_no_separate_silo_budgets() -> None:
     """Gains: "silos 0-2 ε = 0.3407, silos 0-2 ε = 1.555", as budgets of their own, where all have 1.609."""
     assert describe_silo_budgets([STEP_STREAM, ROUND_STREAM], 1e-5) == ""
     assert describe_silo_budgets(add_external_first_step([ROUND_STREAM], 0.5), 1e-5) == ""
@@ -69,7 +69,7 @@ def test_a_step_that_was_taken_elsewhere_is_charged_once_and_beside_noise_only()
         assert add_external_first_step(streams, mu) == tuple(streams)
 
 
-def test_guarantee_a_silos_figure_is_of_its_first_step_and_its_rounds() -> None:
+def test_guarantee_silo_epsilon_composes_its_first_step_and_its_rounds() -> None:
     """A ledger in which a silo added less noise to its rounds, or to its first step."""
     rounds = [replace(ROUND_STREAM, party_name="silos 0-1"), replace(ROUND_STREAM, party_name="silo 2", std=0.25)]
     steps = [replace(STEP_STREAM, party_name="silo 0", std=1.0), replace(STEP_STREAM, party_name="silos 1-2")]
@@ -124,7 +124,7 @@ def test_steps_of_which_one_has_no_noise_claim_nothing(quiet: ReleaseStream) -> 
     assert compute_claim([noisy, replace(quiet, std=0.0)]) is None
 
 
-def test_all_routes_are_the_library_functions() -> None:
+def test_epsilon_conversions_of_a_guarantee_equal_the_library_functions() -> None:
     found = GaussianDP(0.7).conversions(1e-6)
     assert found["epsilon"] == gdp.epsilon_of(0.7, 1e-6)
     assert found["epsilon_paper"] == zcdp.paper_epsilon(0.7, 1e-6)
@@ -143,6 +143,6 @@ def test_a_guarantee_needs_a_finite_mu(mu: float) -> None:
         GaussianDP(mu)
 
 
-def test_accounting_and_the_algebra_start_without_torch() -> None:
+def test_accounting_and_noise_mechanisms_import_without_torch() -> None:
     code = "import sys, fedpriv.accounting.budget, fedpriv.noise.registry; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -58,26 +58,28 @@ def their_epsilon(exported: dict[str, Any], accountant: Callable[..., Any] = PLD
     [(IndependentGaussian(), 0.0), (IndependentGaussian(), 1.0), (BinaryTree(1.0), 1.0),
      (BandedSquareRoot(1.0, 4), 1.0)],
 )  # fmt: skip
-def test_a_public_order_has_the_epsilon_that_is_claimed(mechanism: Any, decay: float, relation: str) -> None:
+def test_dp_accounting_gives_the_claimed_epsilon_for_a_fixed_order_event(
+    mechanism: Any, decay: float, relation: str
+) -> None:
     exported = make_event_data(entry_of(mechanism=mechanism, decay=decay, relation=relation, std=3.0))
     assert their_epsilon(exported) == pytest.approx(exported["epsilon"], rel=1e-3)
     assert their_epsilon(exported, RdpAccountant) == pytest.approx(renyi(exported["mu"], DELTA), rel=2e-3)
 
 
-def test_rounds_that_nothing_else_reaches_are_composed() -> None:
+def test_rounds_with_independent_noise_become_a_self_composed_gaussian_event() -> None:
     """A record's two rounds by hand: (1/4) / (1/2) = 0.5 each, a noise multiplier of 2."""
     once = {"class": "GaussianDpEvent", "noise_multiplier": 2.0}
     assert make_event_data(entry_of())["event"] == {"class": "SelfComposedDpEvent", "event": once, "count": 2}
 
 
-def test_unequal_clips_are_those_of_the_worst_record() -> None:
+def test_event_with_unequal_clips_composes_the_rounds_of_the_worst_record() -> None:
     exported = make_event_data(entry_of(clips=(*(1.0,) * 20, *(1.0,) * 19, 2.0)))
     assert exported["event"]["class"] == "ComposedDpEvent"
     assert [event["noise_multiplier"] for event in exported["event"]["events"]] == [2.0, 1.0]
     assert their_epsilon(exported) == pytest.approx(exported["epsilon"], rel=1e-3)
 
 
-def test_noise_that_is_shared_by_rounds_is_one_gaussian() -> None:
+def test_correlated_noise_of_a_tree_becomes_one_gaussian_event() -> None:
     exported = make_event_data(entry_of(mechanism=BinaryTree(1.0), decay=1.0))
     assert exported["event"] == {
         "class": "GaussianDpEvent",
@@ -86,7 +88,7 @@ def test_noise_that_is_shared_by_rounds_is_one_gaussian() -> None:
 
 
 @pytest.mark.parametrize("relation", ["zero-out", "replace-one"])
-def test_poisson_sampling_has_its_rate_rounds_and_relation(relation: str) -> None:
+def test_poisson_sampling_event_has_its_rate_rounds_and_relation(relation: str) -> None:
     exported = make_event_data(entry_of(schedule=PoissonSampling(60, 20), relation=relation))
     assert exported["event"]["count"] == 60
     assert exported["event"]["event"]["sampling_probability"] == pytest.approx(1 / 20)
@@ -97,7 +99,7 @@ def test_poisson_sampling_has_its_rate_rounds_and_relation(relation: str) -> Non
     assert their_epsilon(exported) == pytest.approx(exported["epsilon"], rel=5e-3)
 
 
-def test_what_no_event_describes_is_refused() -> None:
+def test_exporting_runs_without_noise_or_with_random_allocation_is_refused() -> None:
     with pytest.raises(InputError, match="cell 3: released without noise"):
         make_event_data(entry_of(std=0.0))
     with pytest.raises(InputError, match="random allocation"):

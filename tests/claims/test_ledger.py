@@ -74,14 +74,14 @@ def guarantee_of(streams: Sequence[ReleaseStream]) -> Any:
     return claim.guarantee
 
 
-def test_price_of_one_stream_by_hand() -> None:
+def test_mu_of_one_release_stream_matches_a_hand_calculation() -> None:
     """μ = 2 · (1/2) · 2 · √16 / 4 = 2; zero-out is half of replace-one; no noise has no price but infinity."""
     assert STREAM.mu == pytest.approx(2.0)
     assert dataclasses.replace(STREAM, relation="zero-out").mu == pytest.approx(1.0)
     assert dataclasses.replace(STREAM, std=0.0).mu == math.inf
 
 
-def test_the_worst_stream_is_charged_and_none_without_noise() -> None:
+def test_claim_is_that_of_the_worst_stream_and_absent_without_noise() -> None:
     quieter = dataclasses.replace(STREAM, party_name="silo 1", std=1.0)
     assert guarantee_of([STREAM, quieter]).mu == pytest.approx(8.0)
     assert compute_claim([]) is None
@@ -105,7 +105,7 @@ def test_steps_of_different_units_do_not_compose(streams: list[ReleaseStream], r
 
 
 @pytest.mark.parametrize("mechanism", [IndependentGaussian(), BinaryTree(0.5, period=4), BandedSquareRoot(0.9, 3)])
-def test_streams_survive_json(mechanism: object) -> None:
+def test_release_streams_survive_json(mechanism: object) -> None:
     varied = dataclasses.replace(STREAM, mechanism=mechanism, clips=(1.0, *(2.0,) * 14, 3.0))
     assert stream_from_data(json.loads(json.dumps(stream_to_data(varied)))) == varied
 
@@ -117,7 +117,7 @@ def test_streams_survive_json(mechanism: object) -> None:
         *[({"apart": apart}, r"ledger: .*apart") for apart in ("1.5", None, [1], True, 0.5, 2.5, float("nan"))],
     ],
 )
-def test_a_stream_of_somebodys_results_that_cannot_be_is_one_line(changes: dict[str, Any], reason: str) -> None:
+def test_invalid_release_stream_is_refused_with_a_one_line_message(changes: dict[str, Any], reason: str) -> None:
     with pytest.raises(InputError, match=reason) as refusal:
         stream_from_data({**stream_to_data(STREAM), **changes})
     assert "\n" not in str(refusal.value)
@@ -125,7 +125,7 @@ def test_a_stream_of_somebodys_results_that_cannot_be_is_one_line(changes: dict[
 
 @pytest.mark.parametrize("engine", ["vectorized", "inprocess"])
 @pytest.mark.parametrize("trust", ["untrusted", "trusted"])
-def test_the_ledger_gives_what_the_scenario_asked_for(small_cell: MakeCell, engine: str, trust: str) -> None:
+def test_ledger_gives_the_rho_that_the_scenario_targets(small_cell: MakeCell, engine: str, trust: str) -> None:
     cell = small_cell(algorithm__trust=trust, federation__silos=4, federation__batch=2, privacy__rho=3.0)
     finished = finish(cell, engine)
     assert [stream.party_name for stream in finished.releases] == ["server" if trust == "trusted" else "silos 0-3"]
@@ -163,7 +163,7 @@ def test_fewer_rounds_cost_less(small_cell: MakeCell) -> None:
     assert guarantee_of(make_release_streams(plan, 2)).mu == pytest.approx(2.0)
 
 
-def test_a_doctored_claim_is_seen(tmp_path: Path) -> None:
+def test_doctored_mu_in_the_results_is_detected(tmp_path: Path) -> None:
     results = write_run(tmp_path)
     (entry,) = read_ledger(results.parent)
     assert entry.agrees
@@ -187,7 +187,9 @@ def test_a_silo_with_less_noise_than_its_own_budget_asks_for_is_seen(tmp_path: P
 
 
 @pytest.mark.parametrize("key", ["mu", "epsilon"])
-def test_the_command_fails_where_a_claim_differs(tmp_path: Path, key: str) -> None:
+def test_privacy_ledger_command_fails_where_a_stored_claim_differs_from_the_ledger(
+    tmp_path: Path, key: str
+) -> None:
     """Exit code 1 and the cell's number: a doctored figure that a script would take for checked."""
     results = write_run(tmp_path)
     assert check(results).exit_code == 0
@@ -200,7 +202,7 @@ def test_the_command_fails_where_a_claim_differs(tmp_path: Path, key: str) -> No
 
 
 @pytest.mark.slow
-def test_a_doctored_epsilon_of_a_sampled_run_is_seen(tmp_path: Path) -> None:
+def test_doctored_epsilon_of_a_poisson_sampled_run_is_detected(tmp_path: Path) -> None:
     """It has no μ: ε is all there is to check."""
     tree = small_tree(
         federation__epochs=2,
@@ -262,7 +264,7 @@ UNREADABLE = ("noise beyond all numbers", "a unit that nobody knows")
 
 
 @pytest.mark.parametrize("edit", EDITS)
-def test_releases_that_are_not_those_of_the_run_are_seen(tmp_path: Path, edit: str) -> None:
+def test_doctored_releases_that_do_not_match_the_run_are_detected(tmp_path: Path, edit: str) -> None:
     """Gains: "ok" for a smaller mu, recomputed from releases that leave out rounds, silos or half of a change."""
     cell = edit_cell(results := write_run(tmp_path), EDITS[edit])
     if edit not in UNREADABLE:
@@ -366,7 +368,7 @@ def test_cells_that_results_json_does_not_have_yet_are_checked(tmp_path: Path) -
     assert [entry.cell for entry in read_ledger(results.parent)] == [0, 1]
 
 
-def test_alike_silos_are_as_many_streams_as_their_name_says() -> None:
+def test_stream_of_two_equal_silos_counts_twice_for_a_person_in_both() -> None:
     """A person in both of "silos 0-1", each at mu = 1: √2; one stream fewer counted would be 1."""
     both = dataclasses.replace(STREAM, party_name="silos 0-1", unit=make_unit("user", 1, max_silos=2))
     assert guarantee_of([both]) == GaussianDP(compose([both.mu, both.mu]))

@@ -29,7 +29,7 @@ class Listener(RunObserver):
         return super().__getattribute__(name)
 
 
-def test_all_observers_of_a_group_hear_the_numbers_of_the_cells(small_cell: MakeCell) -> None:
+def test_every_observer_of_a_group_receives_each_event_with_run_wide_cell_numbers(small_cell: MakeCell) -> None:
     listeners = [Listener(), Listener()]
     group = ObserverGroup([4, 7], listeners)
     outcome = make_outcome(planned(small_cell()), 1, np.zeros(1), {}, None, 0.0)
@@ -58,7 +58,7 @@ def planned(cell: Cell) -> Plan:
 
 
 @pytest.mark.parametrize("absences", [None, {}, {1: [1, 3], 2: [8]}])
-def test_gradients_are_those_of_the_silos_that_take_part(
+def test_gradient_evaluations_are_counted_only_in_rounds_in_which_a_silo_takes_part(
     small_cell: MakeCell, absences: dict[int, list[int]] | None
 ) -> None:
     """Two gradients a record in every round but the first; by hand, silo by silo and round by round."""
@@ -73,7 +73,7 @@ def test_gradients_are_those_of_the_silos_that_take_part(
         assert count_gradient_evaluations(plan, rounds, absences) == expected
 
 
-def test_bytes_are_those_of_the_rounds_that_were_run(small_cell: MakeCell) -> None:
+def test_bytes_sent_are_counted_only_for_rounds_that_were_run(small_cell: MakeCell) -> None:
     plan = planned(small_cell())
     for rounds in (1, 5, 8):
         outcome = make_outcome(plan, rounds, np.zeros(1), {}, None, 0.0)

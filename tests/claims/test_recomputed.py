@@ -99,7 +99,7 @@ EDITS: dict[str, tuple[Callable[[Record], object], str]] = {
 
 
 @pytest.mark.parametrize("edit", EDITS)
-def test_a_record_with_other_releases_than_planned_does_not_pass(small_cell: MakeCell, edit: str) -> None:
+def test_results_whose_releases_differ_from_their_scenario_are_refused(small_cell: MakeCell, edit: str) -> None:
     change, reason = EDITS[edit]
     plans = plans_of(small_cell(evaluation={"records": 50, "mu": 0.5}))
     honest = record_of(plans)
@@ -111,14 +111,14 @@ def test_a_record_with_other_releases_than_planned_does_not_pass(small_cell: Mak
     assert "\n" not in str(refusal.value)
 
 
-def test_numbers_may_differ_by_rounding(small_cell: MakeCell) -> None:
+def test_noise_in_results_may_differ_from_the_recomputed_noise_by_rounding(small_cell: MakeCell) -> None:
     plans = plans_of(small_cell())
     record = record_of(plans)
     set_in("std", lambda std: std * (1.0 + 5e-10))(record)
     plans.check(record)
 
 
-def test_a_first_step_is_planned_again_and_stands_before_the_rounds(tmp_path: Path) -> None:
+def test_releases_of_private_feature_scaling_are_recomputed_and_precede_training_releases(tmp_path: Path) -> None:
     """Its releases are of one round about the same records, whether the run took it or it was taken elsewhere."""
     asked = cell_of(tmp_path)
     first = first_step_cell(asked)
@@ -138,7 +138,9 @@ def test_a_first_step_is_planned_again_and_stands_before_the_rounds(tmp_path: Pa
     assert {stream.schedule.rounds for stream in elsewhere[1:]} == {8}
 
 
-def test_a_first_step_is_of_a_scenario_that_scales_a_table(small_cell: MakeCell, tmp_path: Path) -> None:
+def test_a_feature_scaling_release_is_refused_if_the_scenario_scales_no_table(
+    small_cell: MakeCell, tmp_path: Path
+) -> None:
     with pytest.raises(InputError, match=r"has a first step, and its scenario has no \[data\.scale\]"):
         first_step_before(small_cell())
     scaled = cell_of(tmp_path)
@@ -152,7 +154,7 @@ def test_a_first_step_is_of_a_scenario_that_scales_a_table(small_cell: MakeCell,
 SHAPES: dict[str, Any] = {"width": 4, "inputs": [[[2, 2], "numbers"]], "labels": [], "classes": 3}
 
 
-def test_shapes_are_those_of_the_layout() -> None:
+def test_a_feature_layout_is_written_as_input_and_label_shapes() -> None:
     layout = FeatureLayout(6, (InputLayout((2, 3), "tokens"),), (5,), labels_are_classes=True)
     assert shapes_to_data(layout, 3) == {"width": 6, "inputs": [[[2, 3], "tokens"]], "labels": [5], "classes": 3}
 
@@ -169,12 +171,12 @@ def test_shapes_are_those_of_the_layout() -> None:
         {"inputs": [[[1] * 64, "numbers"]]},
     ],
 )
-def test_shapes_that_no_record_has_are_refused(small_cell: MakeCell, changes: dict[str, Any]) -> None:
+def test_invalid_record_shapes_are_refused(small_cell: MakeCell, changes: dict[str, Any]) -> None:
     with pytest.raises(InputError, match="the shapes of the silos' records are none"):
         make_objective(small_cell(), {**SHAPES, **changes})
 
 
-def test_an_objective_is_made_of_shapes_alone(small_cell: MakeCell) -> None:
+def test_an_objective_is_built_from_record_shapes_without_records(small_cell: MakeCell) -> None:
     """Softmax regression has a weight for each class and feature, and the largest shapes take no memory."""
     cell = small_cell(model={"name": "softmax-regression", "feature_norm": 1.0})
     for width in (4, 2**31):
@@ -182,7 +184,7 @@ def test_an_objective_is_made_of_shapes_alone(small_cell: MakeCell) -> None:
         assert objective.dimension == 3 * width
 
 
-def test_clips_are_computed_again_unless_they_depend_on_the_records(small_cell: MakeCell) -> None:
+def test_clip_norms_are_recomputed_unless_they_depend_on_the_records(small_cell: MakeCell) -> None:
     """Momentum of weight α has clips of α times its own clip, which otherwise follows from the model."""
     privacy = {"relation": "replace-one", "mu": 1.0}
     momentum = {"name": "momentum-tree", "trust": "trusted", "alpha": 0.5, "step": 0.1}
@@ -192,7 +194,7 @@ def test_clips_are_computed_again_unless_they_depend_on_the_records(small_cell: 
     assert recompute_clips(small_cell(privacy=privacy, algorithm={**momentum, "clip": 3.0})) == (1.5,) * 8
 
 
-def test_a_long_list_of_silos_has_eight_numbers() -> None:
+def test_a_long_list_of_silos_is_shortened_to_eight_numbers() -> None:
     assert [format_silos(numbers) for numbers in ([2], [0, 3], range(8), range(9), range(20))] == [
         "silo 2",
         "silos 0, 3",

@@ -82,7 +82,9 @@ def copied(finished: tuple[Path, Any], tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_a_run_succeeds_and_shows_its_table(finished: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
+def test_the_run_command_succeeds_and_prints_its_table(
+    finished: tuple[Path, subprocess.CompletedProcess[str]],
+) -> None:
     folder, done = finished
     assert done.returncode == 0, done.stderr
     table = (folder / "out" / "table.md").read_text(encoding="utf-8")
@@ -96,7 +98,7 @@ def test_a_run_succeeds_and_shows_its_table(finished: tuple[Path, subprocess.Com
     assert "Traceback" not in done.stderr
 
 
-def test_results_hold_every_field(finished: tuple[Path, Any]) -> None:
+def test_results_json_holds_plausible_values_in_every_field_of_a_cell(finished: tuple[Path, Any]) -> None:
     tree = results_of(finished[0] / "out")
     expected = {"complete": True, "engine": "vectorized", "seeds": [0, 1]}
     expected |= {"rerun": f"fedpriv run {finished[0] / 'small.toml'}"}
@@ -119,7 +121,7 @@ def test_results_hold_every_field(finished: tuple[Path, Any]) -> None:
         assert 0.0 < np.linalg.norm(model) <= 0.05 + 1e-6  # the ball of diameter 0.1
 
 
-def test_the_privacy_of_a_cell_is_the_papers(finished: tuple[Path, Any]) -> None:
+def test_the_privacy_figures_of_a_cell_match_the_papers_formulas(finished: tuple[Path, Any]) -> None:
     """μ = 4 at δ = 1e-5: 24.38 exactly, 27.19 by the paper's μ²/2 + μ√(2 ln(1/δ))."""
     cell = results_of(finished[0] / "out")["cells"][0]
     paper = 8.0 + 4.0 * math.sqrt(2.0 * math.log(1e5))
@@ -129,7 +131,7 @@ def test_the_privacy_of_a_cell_is_the_papers(finished: tuple[Path, Any]) -> None
     assert (cell["epsilon"], cell["epsilon_paper"]) == pytest.approx((24.38, 27.19), abs=0.005)
 
 
-def test_history_has_a_line_an_evaluated_round(finished: tuple[Path, Any]) -> None:
+def test_the_history_has_one_line_for_each_evaluated_round(finished: tuple[Path, Any]) -> None:
     tree, history = results_of(finished[0] / "out"), history_of(finished[0] / "out")
     evaluated = [(cell, t) for cell in range(4) for t in (2, 4, 6, 8)]
     assert [(line["cell"], line["round"]) for line in history] == evaluated
@@ -141,7 +143,7 @@ def test_history_has_a_line_an_evaluated_round(finished: tuple[Path, Any]) -> No
 
 
 @pytest.mark.parametrize("style", ["markdown", "csv", "latex"])
-def test_table_prints_what_the_library_renders(finished: tuple[Path, Any], style: Any) -> None:
+def test_the_table_command_prints_what_the_library_renders(finished: tuple[Path, Any], style: Any) -> None:
     folder = finished[0]
     done = fedpriv("table", "out", "--format", style, cwd=folder)
     assert (done.returncode, done.stderr) == (0, "")
@@ -157,7 +159,7 @@ def test_table_prints_what_the_library_renders(finished: tuple[Path, Any], style
         (["--resume", "--set", "federation.rounds=9"], "fedpriv: out holds another run: its cell 0 differs from"),
     ],
 )
-def test_a_run_over_another_one_is_refused_and_changes_nothing(
+def test_a_run_into_a_folder_of_another_run_is_refused_and_changes_nothing(
     copied: Path, options: list[str], reason: str
 ) -> None:
     before = bytes_of(copied)
@@ -168,7 +170,7 @@ def test_a_run_over_another_one_is_refused_and_changes_nothing(
     assert bytes_of(copied) == before
 
 
-def test_resume_computes_a_group_of_which_cells_are_missing(copied: Path) -> None:
+def test_resuming_computes_whole_groups_with_missing_cells_to_the_same_figures(copied: Path) -> None:
     """Killed after two cells, in the middle of a history line: the same numbers in the end."""
     out = copied / "out"
     whole, history = results_of(out), history_of(out)
@@ -188,14 +190,14 @@ def test_resume_computes_a_group_of_which_cells_are_missing(copied: Path) -> Non
     assert all((out / cell["model"]).exists() for cell in again["cells"])
 
 
-def test_resume_of_a_finished_run_changes_no_figure(copied: Path) -> None:
+def test_resuming_a_finished_run_changes_no_figure(copied: Path) -> None:
     whole = results_of(copied / "out")
     done = fedpriv("run", "small.toml", "--out", "out", "--resume", cwd=copied)
     assert done.returncode == 0, done.stderr
     assert results_of(copied / "out") == whole
 
 
-def test_without_out_runs_are_numbered(tmp_path: Path) -> None:
+def test_runs_without_an_out_option_get_numbered_folders(tmp_path: Path) -> None:
     write_scenario(tmp_path)
     one_cell = ("--set", "privacy.rho=4.0", "--set", "sweep.seeds=1", "--quiet")
     for _ in range(2):
@@ -203,7 +205,7 @@ def test_without_out_runs_are_numbered(tmp_path: Path) -> None:
     assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == ["small", "small-2"]
 
 
-def test_quiet_prints_the_folder_alone(tmp_path: Path) -> None:
+def test_the_quiet_option_prints_only_the_folder(tmp_path: Path) -> None:
     done = fedpriv("run", write_scenario(tmp_path), "--out", "out", "--quiet", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (0, "out\n")
     assert all(line.startswith("note: ") for line in done.stderr.splitlines())
@@ -213,7 +215,9 @@ def test_quiet_prints_the_folder_alone(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("sent", in_parts([signal.SIGINT, signal.SIGTERM], [signal.SIGTERM]))
-def test_a_stopped_run_is_valid_incomplete_and_goes_on(tmp_path: Path, sent: signal.Signals) -> None:
+def test_an_interrupted_run_is_marked_incomplete_and_resumes_by_the_printed_command(
+    tmp_path: Path, sent: signal.Signals
+) -> None:
     """Stopped as soon as its first cell is done, by Ctrl-C or by a scheduler."""
     write_scenario(tmp_path)
     arguments = ["run", "small.toml", "--engine", "inprocess", "--out", "out"]
@@ -256,21 +260,21 @@ def test_every_command_has_help_with_an_example(command: str, tmp_path: Path) ->
     assert f"fedpriv {command} " in example
 
 
-def test_the_first_page_of_help_lists_the_commands(tmp_path: Path) -> None:
+def test_the_help_page_lists_the_commands(tmp_path: Path) -> None:
     done = fedpriv("--help", cwd=tmp_path)
     assert done.returncode == 0
     for name in ("run", "table", "plot", "report", "data", "privacy"):
         assert f" {name} " in done.stdout
 
 
-def test_version(tmp_path: Path) -> None:
+def test_the_version_option_prints_the_program_name_and_succeeds(tmp_path: Path) -> None:
     done = fedpriv_process("--version", cwd=tmp_path)
     assert done.returncode == 0
     assert done.stdout.startswith("fedpriv ")
 
 
 @pytest.mark.slow
-def test_json_lines_go_to_stdout_and_nothing_else_does(tmp_path: Path) -> None:
+def test_the_json_option_prints_only_json_lines_to_stdout(tmp_path: Path) -> None:
     done = fedpriv_process("run", write_scenario(tmp_path), "--out", "out", "--json", cwd=tmp_path)
     assert done.returncode == 0
     assert all(line.startswith("note: ") for line in done.stderr.splitlines())
@@ -280,7 +284,7 @@ def test_json_lines_go_to_stdout_and_nothing_else_does(tmp_path: Path) -> None:
     assert len([event for event in events if event["event"] == "evaluated"]) == 16
 
 
-def test_report_writes_a_page_with_the_command(copied: Path) -> None:
+def test_the_report_command_writes_a_page_with_the_run_command(copied: Path) -> None:
     done = fedpriv("report", "out", cwd=copied)
     assert (done.returncode, done.stdout, done.stderr) == (0, "out/report.html\n", "")
     page = (copied / "out" / "report.html").read_text(encoding="utf-8")
@@ -289,7 +293,7 @@ def test_report_writes_a_page_with_the_command(copied: Path) -> None:
 
 
 @pytest.mark.parametrize("wrapped", [False, True], ids=["bare", "inside of pydantic"])
-def test_an_interrupt_ends_with_130_wherever_it_comes(
+def test_an_interrupt_ends_the_run_with_exit_code_130_even_inside_pydantic(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], wrapped: bool
 ) -> None:
     def stopped(*_: object) -> Path:

@@ -59,7 +59,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize(("line", "parts"), ARGUMENTS.items())
-def test_bad_words_are_one_line_and_nothing_is_written(folder: Path, line: str, parts: list[str]) -> None:
+def test_invalid_command_line_arguments_are_refused_in_one_line_and_nothing_is_written(
+    folder: Path, line: str, parts: list[str]
+) -> None:
     reason = refusal(shlex.split(line))
     assert [part for part in parts if part not in reason] == []
     assert [path.name for path in folder.iterdir()] == ["small.toml"]
@@ -74,7 +76,9 @@ def test_bad_words_are_one_line_and_nothing_is_written(folder: Path, line: str, 
         ("[unfinished", ["small.toml: not valid TOML", "(at end of document)"]),
     ],
 )
-def test_a_bad_file_is_one_line_and_nothing_is_written(folder: Path, addition: str, parts: list[str]) -> None:
+def test_an_invalid_scenario_file_is_refused_in_one_line_and_nothing_is_written(
+    folder: Path, addition: str, parts: list[str]
+) -> None:
     (folder / "small.toml").write_text(SMALL + addition)
     reason = refusal(["run", "small.toml", "--out", "out"])
     assert [part for part in parts if part not in reason] == []
@@ -82,7 +86,7 @@ def test_a_bad_file_is_one_line_and_nothing_is_written(folder: Path, addition: s
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", "{}", '{"format": 1}', '{"format": 99}', "null"])
-def test_a_results_file_that_is_not_one_is_refused(folder: Path, content: str) -> None:
+def test_an_invalid_results_file_is_refused_and_left_unchanged(folder: Path, content: str) -> None:
     (folder / "out").mkdir()
     for path in (folder / "results.json", folder / "out" / "results.json"):
         path.write_text(content)
@@ -91,7 +95,9 @@ def test_a_results_file_that_is_not_one_is_refused(folder: Path, content: str) -
     assert (folder / "out" / "results.json").read_text() == content
 
 
-def test_an_unreachable_data_set_is_one_line(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unusable_data_folder_is_refused_before_results_are_written(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A data folder that cannot be made: nobody is asked for a download, and no results are begun."""
     (folder / "file").write_text("")
     monkeypatch.setenv("FEDPRIV_DATA", str(folder / "file"))
@@ -100,27 +106,29 @@ def test_an_unreachable_data_set_is_one_line(folder: Path, monkeypatch: pytest.M
     assert not (folder / "out").exists()
 
 
-def test_a_table_is_no_scenario_and_the_line_says_how_to_get_one(folder: Path) -> None:
+def test_a_data_table_given_as_scenario_is_refused_with_the_command_that_writes_one(folder: Path) -> None:
     (folder / "patients.csv").write_text("age,ill\n1,yes\n")
     reason = refusal(["run", "patients.csv"])
     assert "patients.csv: is a table, and no scenario; write one with: fedpriv data inspect patients.csv" in reason
 
 
 @pytest.mark.parametrize("out", ["small.toml", "small.toml/beneath"])
-def test_a_path_that_cannot_be_written_is_bad_input_by_its_own_name(folder: Path, out: str) -> None:
+def test_an_output_path_that_cannot_be_written_is_refused_by_name(folder: Path, out: str) -> None:
     reason = refusal(["run", "small.toml", "--out", out])
     assert f"{out.partition('/')[0]}" in reason
     assert reason.rstrip().endswith("; give another path, which this user may write and read")
 
 
-def test_a_run_that_fails_has_exit_code_1(folder: Path) -> None:
+def test_a_run_that_fails_has_exit_code_1_and_leaves_incomplete_results(folder: Path) -> None:
     reason = refusal(["run", "small.toml", "--set", "run.device=cuda:77", "--out", "out"], code=1)
     assert "run.device = 'cuda:77' cannot be used here" in reason
     assert '"complete": false' in (folder / "out" / "results.json").read_text()
     assert not (folder / "out" / "table.md").exists()
 
 
-def test_a_deployment_that_fails_says_how_to_go_on(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_deployment_prints_the_command_that_resumes_it(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fails(*_: object, **__: object) -> None:
         raise RunError("round 4: no reply from silo 2")
 
@@ -132,7 +140,7 @@ def test_a_deployment_that_fails_says_how_to_go_on(folder: Path, monkeypatch: py
 
 
 @pytest.mark.parametrize("line", ["run", "run small.toml --no-such-option", "no-such-command"])
-def test_words_that_mean_nothing_end_with_2_and_without_a_traceback(folder: Path, line: str) -> None:
+def test_unknown_options_and_commands_exit_with_code_2_without_a_traceback(folder: Path, line: str) -> None:
     done = fedpriv(*line.split(), cwd=folder)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr
@@ -149,14 +157,14 @@ def test_words_that_mean_nothing_end_with_2_and_without_a_traceback(folder: Path
         ("--engine deployment --set run.noise=aggregate", 'run.noise = "aggregate"'),
     ],
 )
-def test_options_of_a_deployment_are_checked_before_a_journal_is_begun(
+def test_options_of_a_deployment_are_checked_before_its_journal_is_written(
     folder: Path, options: str, part: str
 ) -> None:
     assert part in refusal(["run", "small.toml", "--out", "out", *options.split()])
     assert not list(folder.glob("out/deployment/*/journal"))
 
 
-def test_the_installed_script_says_the_same(folder: Path) -> None:
+def test_the_installed_script_prints_the_same_refusal_as_the_python_entry_point(folder: Path) -> None:
     words = ["run", "absent.toml", "--out", "out"]
     done = subprocess.run([FEDPRIV, *words], cwd=folder, capture_output=True, text=True, check=False)
     here = fedpriv(*words, cwd=folder)

@@ -43,7 +43,7 @@ COLUMNS: dict[str, tuple[Cell, list[str], str]] = {
 
 
 @pytest.mark.parametrize("column", COLUMNS)
-def test_a_column_is_described_and_its_table_is_run(column: str, tmp_path: Path) -> None:
+def test_an_everyday_table_column_is_described_and_its_table_trains(column: str, tmp_path: Path) -> None:
     change, words, line = COLUMNS[column]
     records = [{**change(number, row), **(row | change(number, row))} for number, row in enumerate(rows(120))]
     write_csv(tmp_path / "t.csv", records)
@@ -56,7 +56,7 @@ def test_a_column_is_described_and_its_table_is_run(column: str, tmp_path: Path)
 
 
 @pytest.mark.parametrize("column", ["a list", "a category of polars"])
-def test_columns_of_other_types_are_passed_over_or_read(column: str, tmp_path: Path) -> None:
+def test_polars_columns_of_other_types_are_skipped_or_converted(column: str, tmp_path: Path) -> None:
     library = pytest.importorskip("polars", reason="needs pip install 'fedpriv[checks]'")
     records = rows(120)
     frame = library.DataFrame({name: [row[name] for row in records] for name in records[0]})
@@ -95,7 +95,7 @@ GIVEN: dict[str, tuple[dict[str, Any], str]] = {
 
 @pytest.mark.filterwarnings("ignore")  # torch's own, of what is deprecated
 @pytest.mark.parametrize("form", GIVEN)
-def test_what_a_program_gives_is_run_or_refused_in_one_line(form: str, tmp_path: Path) -> None:
+def test_everyday_python_inputs_train_or_are_refused_in_one_line(form: str, tmp_path: Path) -> None:
     changes, line = GIVEN[form]
     settings = {"federation.rounds": 2, **({} if form == "a data set a silo" else {"federation.silos": 2})}
     arguments: dict[str, Any] = {"train": PLAIN, "test": PLAIN, "model": network(), "set": settings, **changes}

@@ -41,19 +41,19 @@ def results_of(run: Path) -> Any:
     [("scenarios", list(list_shipped_scenarios())), ("algorithms", list(ALGORITHMS)), ("models", list(MODELS)),
      ("mechanisms", ["independent", "tree", "banded"]), ("data", ["mnist", "synthetic"])],
 )  # fmt: skip
-def test_every_kind_is_listed_with_a_line_each(kind: str, names: list[str]) -> None:
+def test_the_list_command_prints_one_line_for_each_part_of_a_kind(kind: str, names: list[str]) -> None:
     said = fedpriv("list", kind)
     for name in names:
         assert re.search(rf"^{re.escape(name)} +\S", said, re.MULTILINE), name
 
 
-def test_an_unknown_kind_is_refused() -> None:
+def test_the_list_command_refuses_an_unknown_kind_with_a_suggestion() -> None:
     with pytest.raises(InputError, match="did you mean 'models'"):
         fedpriv("list", "model")
 
 
 @pytest.mark.slow
-def test_a_new_folder_runs_as_it_is(here: Path) -> None:
+def test_a_folder_written_by_init_runs_unchanged(here: Path) -> None:
     """In another process: what is imported there is imported here by no other test."""
     fedpriv("init", "study")
     run = ["run", "scenario.toml", "--import", "my_algorithm.py", "--import", "my_model.py", "--set", "seeds=1"]
@@ -68,7 +68,7 @@ def test_a_new_folder_runs_as_it_is(here: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_notebook_of_a_new_folder_runs(here: Path) -> None:
+def test_the_notebook_of_a_folder_written_by_init_runs(here: Path) -> None:
     fedpriv("init", "study")
     cells = json.loads((here / "study" / "notebook.ipynb").read_text(encoding="utf-8"))["cells"]
     shared: dict[str, object] = {}
@@ -79,7 +79,7 @@ def test_the_notebook_of_a_new_folder_runs(here: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["taken", "Upper", "a b"])
-def test_a_folder_that_cannot_be_made_is_refused(name: str, here: Path) -> None:
+def test_init_refuses_a_folder_name_that_is_taken_or_invalid(name: str, here: Path) -> None:
     (here / "taken").mkdir()
     with pytest.raises(InputError, match=f"fedpriv init {name}"):
         fedpriv("init", name)
@@ -87,7 +87,7 @@ def test_a_folder_that_cannot_be_made_is_refused(name: str, here: Path) -> None:
 
 
 @pytest.mark.slow
-def test_two_runs_are_compared_seed_by_seed(here: Path) -> None:
+def test_the_compare_command_pairs_two_runs_seed_by_seed(here: Path) -> None:
     losses = []
     for out, diameter, seeds in (("one", "0.1", "3"), ("two", "0.2", "2")):
         settings = ["--set", f"algorithm.diameter={diameter}", "--set", f"seeds={seeds}"]
@@ -105,7 +105,7 @@ def test_two_runs_are_compared_seed_by_seed(here: Path) -> None:
 
 
 @pytest.mark.usefixtures("here")
-def test_runs_without_a_common_point_are_refused() -> None:
+def test_the_compare_command_refuses_runs_without_a_common_sweep_point_and_seed() -> None:
     for out, seed in (("one", "[0]"), ("two", "[1]")):
         fedpriv("run", "quickstart", *SMALL, "--set", f"seeds={seed}", "--out", out, "--quiet")
     with pytest.raises(InputError, match="no finished sweep point and seed in common"):
@@ -113,7 +113,7 @@ def test_runs_without_a_common_point_are_refused() -> None:
 
 
 @pytest.mark.parametrize("width", range(88, 122))
-def test_no_digit_of_many_columns_is_cut_at_any_width(
+def test_no_digit_of_a_table_with_many_columns_is_cut_at_any_terminal_width(
     width: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Before, an ε of 12.34 could be shown as 12.3: the library keeps three spaces between columns, not two."""
@@ -125,7 +125,7 @@ def test_no_digit_of_many_columns_is_cut_at_any_width(
 
 
 @pytest.mark.parametrize("width", [40, 80, 120])
-def test_no_number_is_cut_at_any_width(
+def test_no_table_entry_is_cut_at_any_terminal_width(
     width: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     narrow = Console(width=width, force_terminal=True, color_system=None, highlight=False)

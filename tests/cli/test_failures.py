@@ -36,7 +36,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (["report", "done", "--out", "."], "fedpriv: .: Is a directory"),
     ],
 )
-def test_a_place_that_cannot_be_written_is_one_line(run: Path, arguments: list[str], part: str) -> None:
+def test_an_unwritable_output_path_is_refused_in_one_line(run: Path, arguments: list[str], part: str) -> None:
     code, text = errors_of(*arguments)
     assert code in (1, 2)
     assert text.count("\n") == 1
@@ -47,7 +47,7 @@ def test_a_place_that_cannot_be_written_is_one_line(run: Path, arguments: list[s
 @pytest.mark.parametrize(
     "arguments", [["report", "done"], ["plot", "done"], [*QUICKSTART, "--out", "done", "--resume"]]
 )
-def test_a_garbage_line_of_the_history_is_named(run: Path, arguments: list[str]) -> None:
+def test_a_malformed_history_line_is_refused_by_its_line_number(run: Path, arguments: list[str]) -> None:
     lines = (run / "history.jsonl").read_text(encoding="utf-8").count("\n")
     with (run / "history.jsonl").open("a", encoding="utf-8") as file:
         file.write("garbage\n")
@@ -61,7 +61,7 @@ def test_a_garbage_line_of_the_history_is_named(run: Path, arguments: list[str])
     ("key", "part"),
     [("algorithm.step=1e308", "is too large to compute with"), ("algorithm.step=1e38", "loss is not finite")],
 )
-def test_a_step_that_no_float_holds_is_one_line(
+def test_a_step_length_that_overflows_fails_in_one_line(
     key: str, part: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -71,14 +71,14 @@ def test_a_step_that_no_float_holds_is_one_line(
     assert text.count("\n") == 1
 
 
-def test_memory_that_torch_does_not_get_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_running_out_of_memory_in_torch_fails_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fedpriv.cli.app.app", lambda: torch.empty(2**60, dtype=torch.uint8))
     code, text = errors_of()
     assert code == 1
     assert text.startswith("fedpriv: out of memory")
 
 
-def test_a_run_that_could_not_start_does_not_block_the_corrected_one(run: Path) -> None:
+def test_a_run_that_could_not_start_does_not_block_the_corrected_run(run: Path) -> None:
     assert errors_of(*QUICKSTART, "--set", "run.device=nowhere", "--out", "next")[0] == 2
     assert errors_of(*QUICKSTART, "--out", "next")[0] == 0
     assert errors_of(*QUICKSTART, "--out", "next")[0] == 2
@@ -88,7 +88,7 @@ def test_a_run_that_could_not_start_does_not_block_the_corrected_one(run: Path) 
     ("arguments", "meant"),
     [(["rum", "quickstart"], "run"), (["privacy", "cnvert"], "convert"), (["data", "fetsh", "mnist"], "fetch")]
 )  # fmt: skip
-def test_a_misspelt_command_is_corrected_once(arguments: list[str], meant: str) -> None:
+def test_a_misspelt_command_gets_exactly_one_suggestion(arguments: list[str], meant: str) -> None:
     code, text = errors_of(*arguments)
     assert code == 2
     assert text.count("Did you mean") == 1
@@ -96,7 +96,7 @@ def test_a_misspelt_command_is_corrected_once(arguments: list[str], meant: str) 
 
 
 @pytest.mark.parametrize("command", ["run", "audit"])
-def test_a_scenario_that_is_not_there_is_told_before_anything_heavy_is_imported(command: str) -> None:
+def test_a_missing_scenario_file_is_refused_before_torch_is_imported(command: str) -> None:
     script = (
         "import sys; sys.argv = ['fedpriv', *sys.argv[1:]]\n"
         "from fedpriv.cli import main\n"
@@ -110,6 +110,6 @@ def test_a_scenario_that_is_not_there_is_told_before_anything_heavy_is_imported(
     assert done.stderr.startswith("fedpriv: nofile.toml: no such file")
 
 
-def test_a_misspelt_engine_or_format_gets_the_closest(run: Path) -> None:
+def test_a_misspelt_engine_or_format_gets_the_closest_suggestion(run: Path) -> None:
     assert "did you mean 'vectorized'?" in errors_of("run", "quickstart", "--engine", "vectorised")[1]
     assert "did you mean 'csv'?" in errors_of("table", "done", "--format", "cvs")[1]

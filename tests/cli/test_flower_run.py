@@ -60,7 +60,7 @@ def scenario(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("fitted", [False, True], ids=["named noise", "fitted noise"])
-def test_a_run_of_flwr_is_the_run_of_fedpriv(scenario: Path, fitted: bool) -> None:
+def test_flwr_run_reproduces_the_cell_of_a_fedpriv_run(scenario: Path, fitted: bool) -> None:
     """The sixth cell, trusted with seed 1: every figure, the model, and the published value beside it."""
     overrides = ["algorithm.mechanism=auto"] if fitted else []
     flwr_run(configured(scenario, cell=5, set=" ".join(overrides)))
@@ -76,7 +76,7 @@ def test_a_run_of_flwr_is_the_run_of_fedpriv(scenario: Path, fitted: bool) -> No
         assert Path("runs/small", name).read_bytes() == Path("runs/ours", name).read_bytes()
 
 
-def test_its_folder_is_read_by_table_and_report(scenario: Path) -> None:
+def test_the_folder_of_flwr_run_is_understood_by_table_and_report(scenario: Path) -> None:
     flwr_run(configured(scenario, cell=2))
     table = output_of("table", "runs/small")
     assert "flwr run" in table
@@ -87,7 +87,7 @@ def test_its_folder_is_read_by_table_and_report(scenario: Path) -> None:
     assert "cell=2" in page
 
 
-def test_a_second_run_takes_a_folder_of_its_own(scenario: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_second_flwr_run_writes_into_a_new_folder(scenario: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "flwr"):
         for _ in range(2):
             flwr_run(configured(scenario))
@@ -107,7 +107,7 @@ def test_a_second_run_takes_a_folder_of_its_own(scenario: Path, caplog: pytest.L
         ({"set": "privacy.mu=-1"}, "privacy.mu"),
     ],
 )
-def test_a_configuration_that_names_no_cell_writes_nothing(
+def test_a_flwr_run_configuration_without_a_valid_cell_writes_nothing(
     scenario: Path, keys: dict[str, Any], line: str
 ) -> None:
     with pytest.raises(InputError, match=line):

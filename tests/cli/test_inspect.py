@@ -45,7 +45,7 @@ def census(count: int = 600) -> list[dict[str, str]]:
     return records
 
 
-def test_five_commands_from_a_csv_file_to_a_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_five_commands_lead_from_a_csv_file_to_a_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The way of docs/tables.md, on a small table of the same kind."""
     monkeypatch.chdir(tmp_path)
     write_csv(tmp_path / "adult.csv", census())
@@ -67,7 +67,7 @@ def test_five_commands_from_a_csv_file_to_a_report(tmp_path: Path, monkeypatch: 
     assert (tmp_path / "runs" / "adult" / "report.html").exists()
 
 
-def test_policies_are_for_the_scenario_and_refused_until_they_are_public(tmp_path: Path) -> None:
+def test_policies_written_by_data_inspect_are_refused_until_declared_public(tmp_path: Path) -> None:
     inspect(tmp_path, census(), *SITES)
     path = tmp_path / "out" / "silo-1.toml"
     with pytest.raises(InputError, match=r"table\.public = false"):
@@ -77,7 +77,7 @@ def test_policies_are_for_the_scenario_and_refused_until_they_are_public(tmp_pat
     assert (policy.silo, policy.table.sites, policy.allow.rounds) == (1, ("north", "south"), 30)
 
 
-def test_a_real_target_is_proposed_as_one(tmp_path: Path) -> None:
+def test_a_numeric_target_is_proposed_as_a_regression(tmp_path: Path) -> None:
     inspect(tmp_path, census(), "--target", "fnlwgt")
     scenario = tmp_path / "out" / "scenario.toml"
     text = scenario.read_text()
@@ -121,7 +121,7 @@ REFUSALS: list[tuple[Change, str, str]] = [
 
 
 @pytest.mark.parametrize(("change", "words", "line"), REFUSALS)
-def test_what_cannot_be_described_is_one_line_and_nothing_is_written(
+def test_tables_that_cannot_be_described_are_refused_in_one_line_and_nothing_is_written(
     tmp_path: Path, change: Change, words: str, line: str
 ) -> None:
     with pytest.raises(InputError, match=line) as raised:
@@ -130,7 +130,7 @@ def test_what_cannot_be_described_is_one_line_and_nothing_is_written(
     assert not (tmp_path / "out").exists()
 
 
-def test_files_that_are_there_are_left_as_they_are(tmp_path: Path) -> None:
+def test_data_inspect_never_overwrites_existing_files(tmp_path: Path) -> None:
     out = tmp_path / "out"
     out.mkdir()
     (out / "silo-1.toml").write_text("mine")
@@ -152,7 +152,9 @@ def test_files_that_are_there_are_left_as_they_are(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_sites_that_need_a_second_look_are_named(tmp_path: Path, change: Change, line: str) -> None:
+def test_data_inspect_warns_of_sites_with_few_records_or_one_class(
+    tmp_path: Path, change: Change, line: str
+) -> None:
     text = inspect(tmp_path, changed(rows(), change), *SITES, "--split", "part", out=False)
     assert line in text.splitlines()
 
@@ -168,7 +170,7 @@ def visits(persons: int = 120, most: int = 4) -> list[dict[str, str]]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("site", [["--site", "hospital"], []])
-def test_persons_with_several_records_are_what_the_starter_protects(tmp_path: Path, site: list[str]) -> None:
+def test_repeated_persons_make_the_user_the_unit_of_the_written_scenario(tmp_path: Path, site: list[str]) -> None:
     summary = inspect(tmp_path, visits(), "--target", "outcome", *site, "--person", "patient")
     persons = "patient: 120 persons, 90 of them with several records, 4 at most"
     assert f"{persons}: a run has to protect persons, unit" in summary
@@ -181,20 +183,20 @@ def test_persons_with_several_records_are_what_the_starter_protects(tmp_path: Pa
     assert read_policy(make_public(tmp_path / "out" / "silo-0.toml")).allow.unit == "user"
 
 
-def test_persons_with_very_many_records_count_with_the_first_of_them(tmp_path: Path) -> None:
+def test_persons_with_very_many_records_are_capped_at_their_first_sixteen(tmp_path: Path) -> None:
     text = inspect(tmp_path, visits(40, 20), *SITES, "--person", "patient")
     assert '20 at most: a run has to protect persons, unit = "user", of a person with more the first 16' in text
     assert "records = 16\n" in (tmp_path / "out" / "scenario.toml").read_text()
 
 
-def test_persons_with_one_record_each_leave_the_record_as_the_unit(tmp_path: Path) -> None:
+def test_persons_with_one_record_each_keep_the_record_as_the_unit(tmp_path: Path) -> None:
     text = inspect(tmp_path, census(), *SITES, "--person", "patient")
     assert "patient: 600 persons with one record each: to protect a record is to protect a person" in text
     assert "unit" not in (tmp_path / "out" / "scenario.toml").read_text()
 
 
 @pytest.mark.parametrize("cell", ["sixty", "6O", "1_000"])
-def test_a_mistake_among_numbers_is_told_with_its_line(tmp_path: Path, cell: str) -> None:
+def test_a_malformed_number_in_a_column_is_reported_with_its_line(tmp_path: Path, cell: str) -> None:
     records = rows(600)
     records[17]["age"] = cell
     lines = inspect(tmp_path, records, "--target", "outcome", out=False).splitlines()
@@ -206,7 +208,7 @@ def test_a_mistake_among_numbers_is_told_with_its_line(tmp_path: Path, cell: str
         inspect(tmp_path, records, "--target", "age")
 
 
-def test_codes_of_which_one_is_a_word_stay_words(tmp_path: Path) -> None:
+def test_a_column_of_codes_with_one_word_is_described_as_words(tmp_path: Path) -> None:
     records = changed(rows(600), lambda n, record: {"ward": "ICU" if n == 3 else str(n % 5)})
     assert "  ward: 6 words: " in inspect(tmp_path, records, "--target", "outcome", out=False)
 
@@ -214,7 +216,7 @@ def test_codes_of_which_one_is_a_word_stay_words(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("target", "metric"), [("outcome", "test_accuracy"), ("fnlwgt", "test_r2"), ("stage", "test_accuracy")]
 )
-def test_tune_works_on_what_is_written_and_compares_by_its_metric(
+def test_tuning_a_scenario_written_by_data_inspect_compares_by_its_metric(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, target: str, metric: str
 ) -> None:
     """Sites of any size, of which the last records of the file, those held out, belong to one."""
@@ -239,7 +241,7 @@ def test_tune_works_on_what_is_written_and_compares_by_its_metric(
         ([-1, 1, 7], True),
     ],
 )
-def test_a_few_whole_numbers_are_classes_unless_said_otherwise(
+def test_a_target_of_few_whole_numbers_is_a_classification_unless_overridden(
     tmp_path: Path, values: list[float], classes: bool
 ) -> None:
     records = changed(rows(200), lambda n, record: {"kind": str(values[n % len(values)])})

@@ -44,7 +44,9 @@ def laboratory(count: int) -> list[dict[str, str]]:
     return records
 
 
-def test_detection_limits_are_read_as_limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_detection_limits_with_a_less_than_sign_are_converted_to_numbers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     write_csv(Path("lab.csv"), laboratory(1200))
     text = output_of("data", "inspect", "lab.csv", "--target", "outcome", "--site", "site", "--out", "lab")
@@ -72,7 +74,7 @@ COLUMNS: dict[str, tuple[list[str], str, str]] = {
 
 
 @pytest.mark.parametrize("form", COLUMNS)
-def test_marks_of_numbers_are_found(form: str, tmp_path: Path) -> None:
+def test_number_formats_and_separators_of_a_file_are_detected(form: str, tmp_path: Path) -> None:
     values, example, line = COLUMNS[form]
     records = [{"x": values[n % 3], "y": str(n % 2)} for n in range(600)]
     text = output_of("data", "inspect", write(tmp_path / "t.csv", records, ";"))
@@ -82,7 +84,7 @@ def test_marks_of_numbers_are_found(form: str, tmp_path: Path) -> None:
     assert example in text
 
 
-def test_commas_before_three_digits_are_asked_for(tmp_path: Path) -> None:
+def test_commas_before_three_digits_need_an_explicit_number_format(tmp_path: Path) -> None:
     """1,234 may be a thousand and more, or between one and two: a guess would be wrong by a factor of 1,000."""
     path = write(tmp_path / "t.csv", [{"x": f"{n % 7 + 1},{n % 5}00", "y": str(n % 2)} for n in range(70)])
     text = output_of("data", "inspect", path)
@@ -93,7 +95,9 @@ def test_commas_before_three_digits_are_asked_for(tmp_path: Path) -> None:
         output_of("data", "inspect", path, "--decimal", ";")
 
 
-def test_a_german_file_is_described_and_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_csv_file_in_german_number_format_is_described_and_trains(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     records = [{**record, "age": f"{record['age']},5"} for record in rows(200)]
     write(Path("t.csv"), records, ";")
@@ -106,7 +110,7 @@ def test_a_german_file_is_described_and_run(tmp_path: Path, monkeypatch: pytest.
     assert policy.table.cell_format[:2] == (";", ",")
 
 
-def test_one_file_a_site_is_one_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_file_for_each_site_is_joined_into_one_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each in a format of its own; the scenario runs, and a policy names its site's own file and format."""
     monkeypatch.chdir(tmp_path)
     records = [{name: cell for name, cell in record.items() if name != "hospital"} for record in rows(240)]
@@ -136,7 +140,9 @@ def test_one_file_a_site_is_one_table(tmp_path: Path, monkeypatch: pytest.Monkey
         output_of("data", "inspect", "north.csv", "other/north.csv")
 
 
-def test_a_described_table_is_found_from_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_table_of_a_written_scenario_is_found_from_any_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A path is one from the scenario's folder; one from the shell's folder is read as before."""
     monkeypatch.chdir(tmp_path)
     write_csv(Path("t.csv"), rows(200))
@@ -154,7 +160,7 @@ def test_a_described_table_is_found_from_any_folder(tmp_path: Path, monkeypatch:
     assert load_scenario(Path("study/scenario.toml")).points[0].cell.data.name == "study/t.csv"
 
 
-def test_what_would_be_refused_is_said_beforehand(tmp_path: Path) -> None:
+def test_data_inspect_warns_of_the_refusal_that_a_run_would_give(tmp_path: Path) -> None:
     """A few records whose test part has one class, for which no area under the curve is defined."""
     records = [{"x": str(n), "outcome": "ill" if n in (1, 3, 5) else "well"} for n in range(40)]
     text = output_of("data", "inspect", write_csv(tmp_path / "t.csv", records), "--target", "outcome",
@@ -173,7 +179,7 @@ def test_a_file_of_another_encoding_is_refused_in_one_line(tmp_path: Path) -> No
             output_of("data", "inspect", tmp_path / name)
 
 
-def test_columns_of_thousands_of_words_are_counted_and_no_sites(tmp_path: Path) -> None:
+def test_a_column_of_thousands_of_words_is_counted_but_refused_as_site_column(tmp_path: Path) -> None:
     records = [{"x": str(n), "clinic": f"c{n}", "outcome": str(n % 2)} for n in range(10_001)]
     path = write_csv(tmp_path / "t.csv", records)
     assert "10001 words" in (text := output_of("data", "inspect", path))
@@ -182,7 +188,7 @@ def test_columns_of_thousands_of_words_are_counted_and_no_sites(tmp_path: Path) 
         output_of("data", "inspect", path, "--target", "outcome", "--site", "clinic", "--out", tmp_path / "out")
 
 
-def test_an_unnamed_first_column_is_no_obstacle(tmp_path: Path) -> None:
+def test_an_unnamed_first_column_of_row_numbers_is_skipped(tmp_path: Path) -> None:
     """27 of 48 refusals among 288 real files: R's write.csv and pandas' to_csv write it."""
     records = [{"": str(n), **record} for n, record in enumerate(rows(200))]
     text = output_of("data", "inspect", write_csv(tmp_path / "t.csv", records), "--target", "outcome",
@@ -191,7 +197,7 @@ def test_an_unnamed_first_column_is_no_obstacle(tmp_path: Path) -> None:
     output_of("run", make_public(tmp_path / "out" / "scenario.toml"), "--out", tmp_path / "run")
 
 
-def test_a_description_is_printed_as_json(tmp_path: Path) -> None:
+def test_data_inspect_prints_its_description_as_json(tmp_path: Path) -> None:
     """All that the lines say, as facts; and the lines."""
     write_csv(tmp_path / "lab.csv", [*laboratory(200), *laboratory(200)[:1]])
     first = json.loads(command.fedpriv_process("data", "inspect", "lab.csv", "--json", cwd=tmp_path).stdout)

@@ -112,7 +112,7 @@ def lines(path: Path) -> list[str]:
         ),
     ],
 )
-def test_a_killed_run_goes_on_in_the_middle_of_its_cells(
+def test_a_killed_run_resumes_from_its_checkpoint_with_identical_results(
     here: Path, workers: list[str], signals: list[signal.Signals]
 ) -> None:
     """SIGKILL, then Ctrl-C: what was kept is not run again, and not a byte is another."""
@@ -143,7 +143,7 @@ def test_a_killed_run_goes_on_in_the_middle_of_its_cells(
 
 
 @pytest.mark.slow
-def test_seeds_that_are_added_to_a_killed_run_leave_its_checkpoint_in_use(here: Path) -> None:
+def test_adding_seeds_to_a_killed_run_keeps_its_checkpoint_in_use(here: Path) -> None:
     kill_after(here, 1500)
     kill_after(here, rounds_kept(here / "out") + 300, "--resume", "--set", "seeds=3")
     files = list((here / "out" / "checkpoints").glob("[!.]*.npz"))
@@ -153,7 +153,7 @@ def test_seeds_that_are_added_to_a_killed_run_leave_its_checkpoint_in_use(here: 
 
 
 @pytest.mark.slow
-def test_checkpoints_are_not_written_over_and_not_used_by_another_scenario(here: Path) -> None:
+def test_checkpoints_of_a_killed_run_are_neither_overwritten_nor_used_by_another_scenario(here: Path) -> None:
     kill_after(here, 100, "--set", "run.evaluations=1")
     again = fedpriv(*command("--out", "out"), cwd=here)
     assert again.returncode == 2
@@ -167,7 +167,7 @@ def test_checkpoints_are_not_written_over_and_not_used_by_another_scenario(here:
 
 
 @pytest.mark.slow
-def test_a_checkpoint_that_cannot_be_used_is_said_and_its_rounds_are_run_again(here: Path) -> None:
+def test_a_damaged_checkpoint_is_reported_and_its_rounds_are_run_again(here: Path) -> None:
     kill_after(here, 100)
     (path,) = (here / "out" / "checkpoints").glob("[!.]*")
     path.write_bytes(path.read_bytes()[:1000])
@@ -181,7 +181,7 @@ def test_a_checkpoint_that_cannot_be_used_is_said_and_its_rounds_are_run_again(h
 
 
 @pytest.mark.slow
-def test_two_runs_in_one_folder_are_refused_and_a_killed_one_is_in_nobodys_way(here: Path) -> None:
+def test_a_run_folder_is_locked_by_a_live_process_but_not_by_a_killed_one(here: Path) -> None:
     with running(here, *command("--out", "out")) as process:
         wait_for(process, here / "out", 1)
         process.send_signal(signal.SIGSTOP)  # so that it does not end meanwhile

@@ -39,7 +39,7 @@ def mechanisms_of(answer: dict[str, Any]) -> dict[str, dict[str, Any]]:
     return {row["mechanism"]: row for row in answer["mechanisms"]}
 
 
-def test_convert_prints_every_currency_with_relation_and_unit() -> None:
+def test_convert_prints_every_privacy_measure_with_relation_and_unit() -> None:
     assert asked("convert --mu 0.7 --delta 1e-6 --relation zero-out") == {
         "mu": 0.7,
         "zcdp": zcdp.zcdp_of(0.7),
@@ -52,7 +52,7 @@ def test_convert_prints_every_currency_with_relation_and_unit() -> None:
     }
 
 
-def test_convert_as_text_names_both_routes() -> None:
+def test_convert_prints_the_exact_epsilon_and_that_of_the_papers_formula() -> None:
     text = text_of("convert --mu 1")
     assert "one record of a silo is right with probability at most 69.2 % (μ = 1: moderate protection)." in text
     for part in ("ε, exact", "4.37717", "papers' formula", "5.29852", "replace-one", "one record of a silo"):
@@ -63,11 +63,11 @@ def test_convert_as_text_names_both_routes() -> None:
     ("target", "mu"),
     [("--zcdp 0.5", 1.0), ("--epsilon 2 --delta 1e-6", 0.448335), ("--epsilon 1 --delta 1e-5", 0.268051)],
 )
-def test_convert_from_every_currency(target: str, mu: float) -> None:
+def test_convert_accepts_zcdp_and_epsilon_as_input(target: str, mu: float) -> None:
     assert asked(f"convert {target}")["mu"] == pytest.approx(mu, abs=5e-7)
 
 
-def test_noise_is_the_papers_for_both_trust_settings() -> None:
+def test_the_noise_command_matches_the_papers_formula_for_both_trust_settings() -> None:
     """σ² = 4S²T/ρ² untrusted, 4S²T/(ρ²M²) trusted (Reshef & Levy)."""
     line = "noise --rounds 600 --mu 4 --clip 118.1 --silos 100"
     untrusted, trusted = asked(f"{line} --trust untrusted"), asked(f"{line} --trust trusted")
@@ -79,7 +79,7 @@ def test_noise_is_the_papers_for_both_trust_settings() -> None:
     assert "not the server" in trusted["protects"]
 
 
-def test_zero_out_needs_half_the_noise_and_a_batch_shares_it() -> None:
+def test_zero_out_halves_the_noise_and_a_batch_divides_it_by_its_size() -> None:
     plain = asked("noise --rounds 50 --mu 1")["noise_std"]
     assert asked("noise --rounds 50 --mu 1 --relation zero-out")["noise_std"] == pytest.approx(plain / 2)
     assert asked("noise --rounds 50 --mu 1 --batch 5")["noise_std"] == pytest.approx(plain / 5)
@@ -88,7 +88,7 @@ def test_zero_out_needs_half_the_noise_and_a_batch_shares_it() -> None:
 @pytest.mark.parametrize("mechanism", ["independent", "tree", "banded --set bands=7"])
 @pytest.mark.parametrize("participation", ["", "--epochs 5", "--max-participations 3 --min-separation 4"])
 @pytest.mark.parametrize("trust", ["trusted", "untrusted"])
-def test_spent_inverts_noise(mechanism: str, participation: str, trust: str) -> None:
+def test_the_spent_command_inverts_the_noise_command(mechanism: str, participation: str, trust: str) -> None:
     setting = f"--rounds 60 --decay 0.9 --clip 2 --batch 3 --silos 4 --mechanism {mechanism} --trust {trust}"
     setting = f"{setting} {participation}"
     noise = asked(f"noise {setting} --epsilon 2 --delta 1e-6")
@@ -98,7 +98,7 @@ def test_spent_inverts_noise(mechanism: str, participation: str, trust: str) -> 
 
 
 @pytest.mark.slow
-def test_compare_lists_every_mechanism_with_the_librarys_numbers() -> None:
+def test_the_compare_command_lists_every_mechanism_with_the_librarys_numbers() -> None:
     answer = asked("compare --rounds 300 --decay 0.95 --mu 0.5 --clip 3 --epochs 3 --silos 4")
     rows = mechanisms_of(answer)
     workload = Workload(FixedOrder(300, 100), 0.95, np.full(300, 3.0))
@@ -133,7 +133,9 @@ def test_compare_lists_every_mechanism_with_the_librarys_numbers() -> None:
         ("dp-ftrl --set momentum=0.9 --rounds 60", "blt", 1.21),
     ],
 )
-def test_compare_shows_what_noise_does_to_an_algorithms_output(line: str, auto: str, most: float) -> None:
+def test_the_compare_command_shows_the_noise_in_an_algorithms_output_against_the_optimum(
+    line: str, auto: str, most: float
+) -> None:
     """The specification's ratios to the least that any mechanism leaves in the output."""
     answer = asked(f"compare --algorithm {line} --mu 1 --dimension 0 --silos 4 --clip 3")
     rows = answer["mechanisms"]
@@ -148,7 +150,7 @@ def test_compare_shows_what_noise_does_to_an_algorithms_output(line: str, auto: 
 
 
 @pytest.mark.slow
-def test_compare_gives_the_golden_noise_of_the_output() -> None:
+def test_the_compare_command_matches_golden_values_of_output_noise() -> None:
     """At 1-GDP under zero-out with steps of 1, one silo and clip 1, figures are those of sensitivity 1."""
     answer = asked("compare --algorithm dp-ftrl --set momentum=0.9 --rounds 60 --mu 1 --relation zero-out")
     tree = mechanisms_of(answer)["tree"]
@@ -159,7 +161,7 @@ def test_compare_gives_the_golden_noise_of_the_output() -> None:
 
 
 @pytest.mark.slow
-def test_compare_draws_what_it_prints(tmp_path: Path) -> None:
+def test_the_compare_command_plots_its_mechanisms(tmp_path: Path) -> None:
     text_of(f"compare --rounds 20 --mu 1 --plot {tmp_path / 'sums.svg'}")
     text_of(f"compare --algorithm dp-ftrl --rounds 12 --mu 1 --dimension 100 --plot {tmp_path / 'row.png'}")
     drawing = (tmp_path / "sums.svg").read_text()
@@ -167,7 +169,7 @@ def test_compare_draws_what_it_prints(tmp_path: Path) -> None:
     assert (tmp_path / "row.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_noise_that_is_to_be_fitted_is_fitted_to_the_sums() -> None:
+def test_correlated_noise_is_fitted_to_running_sums_unless_its_parameters_are_given() -> None:
     """Without numbers "blt" and "auto" serve the mean noise of running sums; with them they are taken as given."""
     fitted = asked("noise --rounds 100 --mu 1 --mechanism blt")
     assert fitted["error_rms"] < asked("noise --rounds 100 --mu 1 --mechanism tree")["error_rms"]
@@ -177,7 +179,7 @@ def test_noise_that_is_to_be_fitted_is_fitted_to_the_sums() -> None:
 
 
 @pytest.mark.slow
-def test_compare_as_text_has_a_line_a_mechanism_and_marks_bounds() -> None:
+def test_the_compare_table_marks_only_upper_bounds_with_a_less_or_equal_sign() -> None:
     lines = text_of("compare --rounds 1000 --mu 1 --max-participations 10 --min-separation 100").splitlines()
     assert lines[0].split()[:3] == ["mechanism", "noise", "std"]
     tree = next(line for line in lines if line.startswith("tree"))
@@ -232,7 +234,7 @@ def test_compare_as_text_has_a_line_a_mechanism_and_marks_bounds() -> None:
         ("spent --rounds 10 --std 0", "std = 0"),
     ],
 )
-def test_bad_input_is_one_line_that_names_it(line: str, named: str) -> None:
+def test_invalid_privacy_options_are_refused_by_name_in_one_line(line: str, named: str) -> None:
     with pytest.raises(InputError) as caught:
         text_of(line)
     assert named in str(caught.value)
@@ -248,7 +250,7 @@ def test_bad_input_is_one_line_that_names_it(line: str, named: str) -> None:
         ("--help", ["torch", "scipy", "numpy", "pydantic"]),
     ],
 )
-def test_no_query_imports_what_it_does_not_need(line: str, heavy: list[str]) -> None:
+def test_privacy_commands_import_no_heavy_module_that_they_do_not_need(line: str, heavy: list[str]) -> None:
     """Each would take from a tenth to three seconds of a command that takes half of one."""
     code = (
         "import sys; from typer.testing import CliRunner; from fedpriv.cli.privacy import app; "
@@ -260,7 +262,7 @@ def test_no_query_imports_what_it_does_not_need(line: str, heavy: list[str]) -> 
 
 
 @pytest.mark.parametrize("words", ["ledger", "ledger --json"])
-def test_a_run_without_a_finished_cell_has_no_claim_that_agrees(tmp_path: Path, words: str) -> None:
+def test_the_ledger_command_refuses_a_run_without_a_finished_cell(tmp_path: Path, words: str) -> None:
     (tmp_path / "results.json").write_text(json.dumps({"cells": []}))
     with pytest.raises(InputError, match="no finished cell whose claim could be compared yet; wait for one"):
         text_of(f"{words} {tmp_path}")
@@ -280,7 +282,9 @@ GOLDEN = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("line", "epsilon", "golden"), in_parts(GOLDEN, [GOLDEN[2], GOLDEN[4]]))
-def test_golden_noise(line: str, epsilon: float, golden: float) -> None:
+def test_noise_multipliers_match_golden_values_and_the_spent_command_inverts_them(
+    line: str, epsilon: float, golden: float
+) -> None:
     """z to 1e-3, for a clip of 2 and a batch of 5; `spent` says what was asked for."""
     setting = f"--decay 0 --clip 2 --batch 5 {line}"
     noise = asked(f"noise --epsilon {epsilon} --delta 1e-5 {setting}")
@@ -301,14 +305,16 @@ def test_golden_noise(line: str, epsilon: float, golden: float) -> None:
         ("--sampling poisson --rounds 60 --multiplier 0.9639", 0.317, 0.358, 0.396),
     ],
 )
-def test_convert_says_what_a_lifetime_budget_is_charged(line: str, at_6: float, at_7: float, at_8: float) -> None:
+def test_convert_prints_the_mu_charged_to_a_lifetime_budget_at_several_slacks(
+    line: str, at_6: float, at_7: float, at_8: float
+) -> None:
     """The table's values are rounded points of the curve; what is charged is certified above them."""
     charges = asked(f"convert {line} --relation zero-out")
     for slack, value in (("1e-06", at_6), ("1e-07", at_7), ("1e-08", at_8)):
         assert value * 0.998 < charges[f"mu_with_slack_{slack}"] < value * 1.01
 
 
-def test_convert_says_what_several_records_of_one_person_have_together() -> None:
+def test_convert_prints_group_privacy_of_several_records_of_one_person() -> None:
     """k·μ in a public order; by coins no more than if everybody knew the rounds, and more than one record has."""
     public = asked("convert --mu 1 --together 2 --together 5")
     for size in (2, 5):
@@ -321,7 +327,7 @@ def test_convert_says_what_several_records_of_one_person_have_together() -> None
 
 
 @pytest.mark.slow
-def test_compare_lists_groups_with_the_worst_errors_of_the_table() -> None:
+def test_the_compare_command_lists_banded_noise_by_groups_with_their_worst_errors() -> None:
     """Prefix sums of one pass, T = 60: 7.13, 5.32 and 5.33 for 1, 6 and 12 bands at ε = 1.13."""
     setting = "--rounds 60 --delta 1e-5 --sampling allocation --relation zero-out"
     rows = mechanisms_of(asked(f"compare {setting} --epsilon 1.1318"))
@@ -342,20 +348,20 @@ def test_compare_lists_groups_with_the_worst_errors_of_the_table() -> None:
         "compare --rounds 4 --mu 1 --sampling allocation --relation zero-out",
     ],
 )
-def test_every_command_names_the_unit_that_was_asked_for(line: str) -> None:
+def test_every_privacy_command_names_the_requested_unit_of_protection(line: str) -> None:
     persons = asked(f"{line} --unit user --records 8")
     assert persons["unit"] == "all records of one person in one silo, at most 8 a round"
     assert asked(line)["unit"] == "one record of a silo"
 
 
-def test_text_says_how_records_take_part() -> None:
+def test_the_noise_command_describes_random_allocation_in_words() -> None:
     text = text_of("noise --rounds 12 --mu 1 --sampling allocation --relation zero-out --decay 0")
     assert "a record takes part in one of 12 rounds, drawn at random, and in which one stays secret" in text
     assert "mu with slack 1e-06" in text
     assert math.isclose(float(text.split("noise multiplier")[1].split()[0]), 0.75, abs_tol=0.1)
 
 
-def test_numbers_of_groups_that_are_compared_divide_an_epoch_unless_one_is_asked_for() -> None:
+def test_compared_group_counts_divide_the_rounds_of_an_epoch_unless_one_is_given() -> None:
     setting = AccountingSetting(rounds=24, epochs=2, sampling="allocation", relation="zero-out")
     for compared, groups in ((setting, [1, 2, 3, 4, 6, 12]), (replace(setting, groups=2), [2])):
         assert [amplified.groups for _, amplified, _ in compared._amplified_mechanisms()] == groups

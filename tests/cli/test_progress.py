@@ -46,7 +46,7 @@ def stopped(display: RunObserver) -> None:
     display.stopped("fedpriv run small.toml")
 
 
-def test_a_terminal_sees_cells_share_loss_and_time_left() -> None:
+def test_the_terminal_progress_shows_finished_cells_loss_and_time_left() -> None:
     text = output_of(two_cells, Progress.ended, terminal=True)
     cell = "silos 2, seed 1", "ε = 24.4 at δ = 1e-05", "round 4: loss 2.5000, 25.0 %"
     for part in ("1/2 cells", "50 %", *cell, "left"):
@@ -54,14 +54,14 @@ def test_a_terminal_sees_cells_share_loss_and_time_left() -> None:
     assert "[1/2" not in text  # no line a cell: the panel says it
 
 
-def test_a_sparkline_goes_from_the_least_to_the_largest_of_the_latest() -> None:
+def test_a_sparkline_scales_the_latest_values_from_least_to_largest() -> None:
     assert draw_sparkline([9.0, 0.0, 0.5, 1.0], 3) == "▁▅█"
     assert draw_sparkline([2.0, 2.0], 9) == "▁▁"
     assert draw_sparkline([1.0], 0) == ""
 
 
 @pytest.mark.parametrize("width", [30, 60, 120])
-def test_the_line_of_a_cell_fits(width: int) -> None:
+def test_the_progress_line_of_a_cell_fits_the_terminal_width(width: int) -> None:
     current = CurrentCell.from_point(0, scenario().points[0])
     for t in range(1, 60):
         current.add_evaluation(t, {"test_loss": 2.0, "test_accuracy": t / 60})
@@ -69,21 +69,21 @@ def test_the_line_of_a_cell_fits(width: int) -> None:
     assert max(map(len, current.format_line(width).wrap(console, width))) <= width
 
 
-def test_elsewhere_there_is_a_plain_line_a_cell() -> None:
+def test_progress_outside_a_terminal_is_one_plain_line_for_each_cell() -> None:
     line = "[1/2, 0 s] silos 2, seed 1: loss 2.2500, accuracy 50.0 %\n"
     assert output_of(two_cells, Progress.ended) == line
 
 
-def test_quiet_is_quiet() -> None:
+def test_the_quiet_option_suppresses_all_progress_output() -> None:
     assert output_of(two_cells, Progress.ended, stopped, terminal=True, quiet=True) == ""
 
 
-def test_stopping_says_the_command_that_goes_on() -> None:
+def test_stopping_a_run_prints_the_command_that_resumes_it() -> None:
     command = "fedpriv run small.toml --resume --out runs/small"
     assert output_of(two_cells, stopped).endswith(f"stopped, 1 of 4 cells left; resume with\n    {command}\n")
 
 
-def test_stopping_before_anything_started_is_no_crash() -> None:
+def test_stopping_before_the_first_cell_prints_one_line() -> None:
     assert output_of(stopped) == "stopped before the first cell\n"
 
 
@@ -91,7 +91,7 @@ def events(stream: io.StringIO) -> list[dict[str, Any]]:
     return [json.loads(line) for line in stream.getvalue().splitlines()]
 
 
-def test_json_lines_tell_everything_with_names() -> None:
+def test_json_progress_lines_report_every_event_with_its_sweep_point() -> None:
     stream = io.StringIO()
     display = JsonLines(stream)
     two_cells(display)
@@ -107,7 +107,7 @@ def test_json_lines_tell_everything_with_names() -> None:
     ]  # fmt: skip
 
 
-def test_json_lines_end_with_the_command_that_goes_on() -> None:
+def test_json_progress_of_a_stopped_run_ends_with_the_command_that_resumes_it() -> None:
     stream = io.StringIO()
     display = JsonLines(stream)
     two_cells(display)
@@ -116,7 +116,7 @@ def test_json_lines_end_with_the_command_that_goes_on() -> None:
     assert events(stream)[-1] == {"event": "stopped", "left": 1, "resume": resume}
 
 
-def test_the_engines_index_becomes_the_scenarios_place() -> None:
+def test_observers_receive_the_scenario_index_of_a_cell_and_not_the_engine_index() -> None:
     heard: list[tuple[int, int]] = []
 
     class Listener(RunObserver):
@@ -134,5 +134,5 @@ def test_the_engines_index_becomes_the_scenarios_place() -> None:
         ("ray", ["name=my run"], "fedpriv run a.toml --engine ray --set 'name=my run'"),
     ],
 )
-def test_the_command_is_ready_for_a_shell(engine: str, overrides: list[str], words: str) -> None:
+def test_the_recorded_run_command_is_quoted_for_a_shell(engine: str, overrides: list[str], words: str) -> None:
     assert RunOptions(engine, overrides=overrides).format_command("a.toml") == words

@@ -40,7 +40,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
-def test_nothing_that_a_stranger_wrote_reaches_a_terminal_as_a_command(folder: Path, command: list[str]) -> None:
+def test_text_of_foreign_scenarios_and_runs_reaches_no_terminal_as_control_characters(
+    folder: Path, command: list[str]
+) -> None:
     """Gains: the title, the colours and the lines of somebody's terminal (S6)."""
     done = fedpriv(*command, cwd=folder)
     said = done.stdout + done.stderr

@@ -80,7 +80,7 @@ def points_of(file: Path, *options: str) -> Any:
     return answer_of("privacy", "theorem", file, *options)["points"]
 
 
-def test_both_theorems_stand_beside_the_numbers_of_the_run(scenario: Path) -> None:
+def test_both_theorems_are_printed_beside_the_parameters_of_the_run(scenario: Path) -> None:
     (point,) = points_of(scenario)
     cell = load_scenario(scenario).points[0].cell
     objective = load_task(cell).objective
@@ -103,20 +103,20 @@ def test_both_theorems_stand_beside_the_numbers_of_the_run(scenario: Path) -> No
     assert point["theorems"][1]["refusal"] is None
 
 
-def test_each_silo_has_its_own_line_if_it_has_its_own_target(scenario: Path) -> None:
+def test_silos_with_their_own_privacy_targets_have_their_own_lines(scenario: Path) -> None:
     (point,) = points_of(scenario, "--set", "algorithm.trust=untrusted", "--set", "privacy.shares=[[1.0, 0.25]]")
     assert [(silo["silo"], silo["mu"]) for silo in point["silos"]] == [(0, 2.0), (1, 0.5)]
     assert point["silos"][1]["noise std"] == pytest.approx(4.0 * point["silos"][0]["noise std"])
     assert points_of(scenario)[0]["silos"] == []
 
 
-def test_options_of_other_mechanisms_are_no_numbers_of_a_run(scenario: Path) -> None:
+def test_the_theorem_command_lists_only_options_of_the_mechanism_in_use(scenario: Path) -> None:
     assert not {"bands", "max_vectors"} & points_of(scenario)[0]["scenario"].keys()
     banded = points_of(scenario, "--set", "algorithm.mechanism=banded", "--set", "algorithm.bands=4")
     assert banded[0]["scenario"]["bands"] == 4.0
 
 
-def test_text_rounds_to_the_safe_side(scenario: Path) -> None:
+def test_theorem_figures_are_printed_with_conservative_rounding(scenario: Path) -> None:
     """Guarantee: ε and noise that is asked for are printed no smaller than they are, noise of a run no larger."""
     (point,) = points_of(scenario)
     rows = {line.split("  ")[0]: line.split()[-4:] for line in text_of(scenario).splitlines() if line}
@@ -130,20 +130,20 @@ def test_text_rounds_to_the_safe_side(scenario: Path) -> None:
         assert exact <= figure <= exact * (1 + 1e-5)
 
 
-def test_text_names_what_does_not_hold(scenario: Path) -> None:
+def test_the_theorem_command_names_conditions_that_do_not_hold(scenario: Path) -> None:
     text = text_of(scenario)
     assert "DOES NOT HOLD" in text
     assert "theorem-realizable: the realizable theorem asks for" in text
     assert "theorem-non-realizable: can be run with these numbers" in text
 
 
-def test_a_scenario_that_cannot_be_run_still_sees_its_theorem(tmp_path: Path) -> None:
+def test_a_scenario_that_cannot_run_still_gets_the_numbers_of_its_theorems(tmp_path: Path) -> None:
     (point,) = points_of(write(tmp_path, ("clip = 4.0\nbeta = 20.0", 'parameters = "theorem-realizable"')))
     assert "asks for" in point["scenario"]["refusal"]
     assert point["theorems"][1]["numbers"]["rounds"] == pytest.approx(6000**0.5)
 
 
-def test_authors_numbers_of_the_noisy_minibatch_method(tmp_path: Path) -> None:
+def test_the_theorem_command_prints_the_authors_noisy_minibatch_parameters(tmp_path: Path) -> None:
     changes = ("accelerated-dp-srgd", "noisy-minibatch"), STEP, ('"trusted"', '"untrusted"')
     (point,) = points_of(write(tmp_path, *changes))
     moments = parameters_by_moments(3000, 10, point["problem"]["epsilon"], 1e-5, 4.0)
@@ -170,7 +170,7 @@ def test_authors_numbers_of_the_noisy_minibatch_method(tmp_path: Path) -> None:
     ],
     ids=["DP-SGD", "the unaccelerated row", "with parameters of the accelerated one", "a gap of 0"],
 )  # fmt: skip
-def test_what_has_no_theorem_is_refused_on_one_line(
+def test_algorithms_without_a_theorem_and_a_gap_of_zero_are_refused_in_one_line(
     tmp_path: Path, changes: list[tuple[str, str]], options: list[str], reason: str
 ) -> None:
     with pytest.raises(InputError, match=re.escape(reason)) as raised:
@@ -188,7 +188,7 @@ def test_replace_one_takes_twice_the_noise(scenario: Path, theorem: int) -> None
 
 @pytest.mark.parametrize("relation", ["zero-out", "replace-one"])
 @pytest.mark.parametrize(("trust", "index", "name"), [("untrusted", 0, "5.2"), ("trusted", 1, "6.2")])
-def test_the_theorems_of_dp_mu2_fl_stand_beside_its_run(
+def test_a_dp_mu2_fl_run_with_the_papers_parameters_matches_its_theorem(
     tmp_path: Path, relation: str, trust: str, index: int, name: str
 ) -> None:
     """5.2 and 6.2 are explicit: the run with the paper's parameters has exactly their noise, clip and step."""
@@ -205,7 +205,9 @@ def test_the_theorems_of_dp_mu2_fl_stand_beside_its_run(
     assert numbers == pytest.approx(used, rel=1e-8)
 
 
-def test_rounds_that_no_scenario_can_have_are_not_called_runnable(scenario: Path, tmp_path: Path) -> None:
+def test_theorem_numbers_are_called_runnable_only_if_the_silos_can_share_the_batch(
+    scenario: Path, tmp_path: Path
+) -> None:
     """77 records a round cannot be shared by 100 silos; a T that is no number of epochs can be had."""
     (point,) = points_of(scenario, "--set", "federation.silos=100")
     assert "less than one of each of the 100 silos" in point["theorems"][1]["refusal"]
@@ -231,7 +233,7 @@ def nonsmooth(problem: dict[str, Any]) -> NonsmoothProblem:
     return NonsmoothProblem(problem["dimension"], problem["lipschitz"], 2.3, 0.1, "first", 8, True)
 
 
-def test_goldsteins_theorems_have_their_plans_and_bounds(tmp_path: Path) -> None:
+def test_goldstein_theorems_print_noise_and_bound_once_a_gap_is_given(tmp_path: Path) -> None:
     file = with_algorithm(tmp_path, "goldstein-single-pass", GOLDSTEIN)
     (point,) = points_of(file)
     assert "--gap" in point["theorems"][0]["refusal"]
@@ -245,7 +247,7 @@ def test_goldsteins_theorems_have_their_plans_and_bounds(tmp_path: Path) -> None
     assert "bound" in text
 
 
-def test_the_multi_pass_theorem_is_asked_for_its_best_target(tmp_path: Path) -> None:
+def test_the_multi_pass_theorem_is_evaluated_at_its_best_target_accuracy(tmp_path: Path) -> None:
     federation = "silos = 2\nrounds = 10\nepochs = 10\nbatch = 100\n"
     (point,) = points_of(
         with_algorithm(tmp_path, "goldstein-erm", GOLDSTEIN, federation=federation), "--gap", "2.3"
@@ -257,7 +259,7 @@ def test_the_multi_pass_theorem_is_asked_for_its_best_target(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("order", ["fixed", "fresh"])
-def test_theorem_6_has_its_bound_where_the_gap_is_known(tmp_path: Path, order: str) -> None:
+def test_theorem_6_prints_its_bound_only_if_a_gap_is_given(tmp_path: Path, order: str) -> None:
     """The bound's order is drawn anew in every epoch: said where a run keeps one, and true where it does not."""
     file = with_algorithm(tmp_path, "momentum-tree", f'trust = "trusted"\norder = "{order}"')
     (without,), (point,) = points_of(file), points_of(file, "--gap", "2.3")
@@ -270,7 +272,7 @@ def test_theorem_6_has_its_bound_where_the_gap_is_known(tmp_path: Path, order: s
     assert "bound" not in without["theorems"][0]["numbers"]
 
 
-def test_what_was_measured_stands_beside_the_theorems(tmp_path: Path) -> None:
+def test_the_measured_excess_risk_is_printed_beside_the_theorems(tmp_path: Path) -> None:
     """The excess risk is exact where the population is known."""
     sections = {"data": 'name = "linear-regression"', "federation": "silos = 2\nrounds = 10\n"}
     file = with_algorithm(tmp_path, "dp-mu2-fl", 'trust = "trusted"\ndiameter = 2.0', **sections)
@@ -284,7 +286,7 @@ def test_what_was_measured_stands_beside_the_theorems(tmp_path: Path) -> None:
     assert "excess risk" not in without["scenario"]
 
 
-def test_table_1_of_the_goldstein_paper_is_numbers() -> None:
+def test_the_samples_command_evaluates_table_1_of_the_goldstein_paper() -> None:
     """As printed by hand; and the explicit bounds hold at the records that they name, and not at half of them."""
     words = ["privacy", "samples", "--target", "0.3", "--radius", "0.5", "--epsilon", "1", "--dimension", "8"]
     (point,) = answer_of(*words)["points"]

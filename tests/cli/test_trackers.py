@@ -100,7 +100,9 @@ def said(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
     return calls
 
 
-def test_tensorboard_gets_curves_by_round_in_a_folder_a_cell(said: list[tuple[Any, ...]], tmp_path: Path) -> None:
+def test_tensorboard_receives_curves_by_round_in_one_folder_for_each_cell(
+    said: list[tuple[Any, ...]], tmp_path: Path
+) -> None:
     board = make_tracker("tensorboard", str(tmp_path))
     board.started(scenario(), [1], tmp_path)
     board.evaluated(1, 4, {"test_loss": 2.5, "test_accuracy": 0.25})
@@ -120,7 +122,7 @@ def test_tensorboard_gets_curves_by_round_in_a_folder_a_cell(said: list[tuple[An
         ("wandb", "project", []),
     ],
 )
-def test_a_tracker_gets_settings_curves_and_how_each_cell_ended(
+def test_mlflow_and_wandb_receive_settings_curves_and_final_status_of_each_cell(
     said: list[tuple[Any, ...]], tmp_path: Path, name: str, place: str, begun: list[tuple[str, str]]
 ) -> None:
     tracker = make_tracker(name, place)
@@ -149,7 +151,7 @@ def test_a_tracker_gets_settings_curves_and_how_each_cell_ended(
         ("wandb", "Weights & Biases, project nowhere: no key"),
     ],
 )
-def test_what_a_tracker_refuses_is_one_line(name: str, line: str, tmp_path: Path) -> None:
+def test_a_tracker_connection_error_is_reported_in_one_line(name: str, line: str, tmp_path: Path) -> None:
     with pytest.raises(RunError) as caught:
         make_tracker(name, "nowhere").started(scenario(), [0], tmp_path)
     assert str(caught.value) == line
@@ -158,7 +160,7 @@ def test_what_a_tracker_refuses_is_one_line(name: str, line: str, tmp_path: Path
 @pytest.mark.parametrize(
     ("module", "name"), [("torch.utils.tensorboard", "tensorboard"), ("mlflow", "mlflow"), ("wandb", "wandb")]
 )
-def test_an_extra_that_is_not_installed_is_one_line(
+def test_a_tracker_that_is_not_installed_is_refused_with_its_pip_command(
     monkeypatch: pytest.MonkeyPatch, module: str, name: str
 ) -> None:
     monkeypatch.setitem(sys.modules, module, None)

@@ -28,7 +28,9 @@ def refusal(*arguments: object, cwd: Path) -> str:
         ("run.device=gpu", "run.device = 'gpu': no device of torch; a GPU of NVIDIA is \"cuda\""),
     ],
 )
-def test_names_of_other_libraries_are_answered_with_the_key(tmp_path: Path, assignment: str, words: str) -> None:
+def test_parameter_names_of_other_libraries_are_answered_with_the_fedpriv_key(
+    tmp_path: Path, assignment: str, words: str
+) -> None:
     assert words in refusal("run", write_scenario(tmp_path), "--set", assignment, cwd=tmp_path)
 
 
@@ -42,7 +44,7 @@ def test_names_of_other_libraries_are_answered_with_the_key(tmp_path: Path, assi
         (["--trust", "--quiet"], "--set algorithm.trust=VALUE"),
     ],
 )
-def test_options_that_are_keys_are_answered_with_their_assignment(
+def test_scenario_keys_given_as_options_are_answered_with_their_set_assignment(
     tmp_path: Path, options: list[str], words: str
 ) -> None:
     text = refusal("run", write_scenario(tmp_path), *options, cwd=tmp_path)
@@ -50,7 +52,7 @@ def test_options_that_are_keys_are_answered_with_their_assignment(
     assert text.startswith(f"fedpriv: {options[0].partition('=')[0]}: no option of `fedpriv run`")
 
 
-def test_an_option_of_another_command_is_no_option_of_run(tmp_path: Path) -> None:
+def test_options_of_other_commands_are_not_mistaken_for_scenario_keys(tmp_path: Path) -> None:
     done = command.fedpriv("privacy", "convert", "--epsilon", "2", "--delta", "1e-5", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
 
@@ -64,7 +66,7 @@ def test_every_command_has_a_panel_of_the_help(tmp_path: Path) -> None:
     assert "--show-completion" in text
 
 
-def test_lists_runs_and_comparisons_are_printed_as_json(tmp_path: Path) -> None:
+def test_the_commands_list_show_and_compare_print_json(tmp_path: Path) -> None:
     kinds = json.loads(command.fedpriv("list", "--json", cwd=tmp_path).stdout)
     assert {"scenarios", "algorithms", "mechanisms", "data", "models"} == kinds.keys()
     assert "dp-sgd" in kinds["algorithms"]

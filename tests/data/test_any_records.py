@@ -80,7 +80,7 @@ READ: dict[str, tuple[Any, Any]] = {
 
 
 @pytest.mark.parametrize("form", READ)
-def test_a_form_is_read_as_plain_arrays_are(form: str) -> None:
+def test_every_supported_record_format_is_loaded_like_plain_arrays(form: str) -> None:
     data, fields = READ[form]
     features, labels = to_record_arrays(data, "train", fields)
     rounding = 0.01 if form == "bfloat16" else 0.0
@@ -89,7 +89,7 @@ def test_a_form_is_read_as_plain_arrays_are(form: str) -> None:
 
 
 @pytest.mark.parametrize("batch_size", [None, 50])
-def test_a_loader_of_several_inputs_is_read_as_its_dataset_is(batch_size: int | None) -> None:
+def test_a_dataloader_of_several_inputs_gives_the_same_records_as_its_dataset(batch_size: int | None) -> None:
     """Before: torch makes a list of the tuple, and two inputs of one shape became one of two rows, in silence."""
     data = Items(lambda x, y, row: ((x, 2.0 * x), y))
     records, labels = to_record_arrays(DataLoader(data, batch_size=batch_size), "train", None)
@@ -100,7 +100,7 @@ def test_a_loader_of_several_inputs_is_read_as_its_dataset_is(batch_size: int | 
     np.testing.assert_array_equal(labels, expected_labels)
 
 
-def test_items_of_several_inputs_are_read_by_their_names() -> None:
+def test_items_of_several_inputs_are_loaded_by_field_name() -> None:
     data = Items(lambda x, y, row: {"id": row, "mask": x > 0, "tokens": (10 * x).long(), "label": y})
     records, labels = to_record_arrays(data, "train", (("tokens", "mask"), "label"))
     assert records.dtype.names is not None
@@ -142,14 +142,14 @@ REFUSED: dict[str, tuple[Any, Any, str]] = {
 
 
 @pytest.mark.parametrize("form", REFUSED)
-def test_what_cannot_be_read_is_one_line_with_a_remedy(form: str) -> None:
+def test_unsupported_record_formats_are_refused_in_one_line_with_a_remedy(form: str) -> None:
     data, fields, line = REFUSED[form]
     with pytest.raises(InputError, match=line) as caught:
         to_record_arrays(data, "train", fields)
     assert "\n" not in str(caught.value)
 
 
-def test_a_loader_without_batches_gives_items() -> None:
+def test_a_dataloader_without_batches_is_loaded_item_by_item() -> None:
     loader = DataLoader(TensorDataset(FEATURES, LABELS), batch_size=None)
     records, labels = to_record_arrays(loader, "train")
     assert (records.shape, labels.shape) == (tuple(FEATURES.shape), tuple(LABELS.shape))
@@ -183,7 +183,7 @@ def slow(value: Any) -> Any:
 @pytest.mark.parametrize(
     "form", [slow(form) if form in ("compiled", "parametrized") else form for form in WRAPPED]
 )
-def test_a_wrapped_module_is_trained_as_the_module_itself(form: str, tmp_path: Path) -> None:
+def test_a_wrapped_module_reaches_the_test_loss_of_the_plain_module(form: str, tmp_path: Path) -> None:
     plain = run(tmp_path / "plain", model=network())
     wrapped = run(tmp_path / "wrapped", model=WRAPPED[form]())
     assert wrapped.test_loss == pytest.approx(plain.test_loss, rel=0.01)
@@ -209,7 +209,9 @@ NO_MODULES: dict[str, tuple[Callable[[], Any], str]] = {
 
 @pytest.mark.filterwarnings("ignore")  # torch's own, of what is deprecated
 @pytest.mark.parametrize("form", NO_MODULES)
-def test_what_is_no_module_is_one_line_with_a_remedy(form: str, tmp_path: Path) -> None:
+def test_objects_that_are_no_trainable_module_are_refused_in_one_line_with_a_remedy(
+    form: str, tmp_path: Path
+) -> None:
     make, line = NO_MODULES[form]
     with pytest.raises(InputError, match=line) as caught:
         run(tmp_path / "run", model=make())
@@ -218,7 +220,7 @@ def test_what_is_no_module_is_one_line_with_a_remedy(form: str, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("kind", [torch.int64, torch.float32, torch.bool])
-def test_one_hot_labels_are_no_regression(kind: torch.dtype, tmp_path: Path) -> None:
+def test_one_hot_labels_are_refused_unless_a_binary_loss_is_given(kind: torch.dtype, tmp_path: Path) -> None:
     one_hot = nn.functional.one_hot(LABELS, 2).to(kind)
     for model in (network(), None):
         with pytest.raises(
@@ -251,7 +253,9 @@ def linear(weights: str) -> Any:
 
 
 @pytest.mark.parametrize("form", CHECKPOINTS)
-def test_usual_checkpoints_are_read(form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weights_are_loaded_from_common_checkpoint_layouts(
+    form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("FEDPRIV_WEIGHTS", str(tmp_path))
     state = {name: torch.randn_like(values) for name, values in nn.Linear(6, 3).state_dict().items()}
     trained = linear(save_weights(tmp_path, CHECKPOINTS[form](state)))
@@ -268,7 +272,7 @@ def test_usual_checkpoints_are_read(form: str, tmp_path: Path, monkeypatch: pyte
         (nn.Linear(6, 3), r"holds other objects than tensors; save module\.state_dict\(\) with torch\.save"),
     ],
 )
-def test_other_files_are_no_weights(
+def test_files_without_a_fitting_state_dict_are_refused_as_weights(
     content: Any, line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FEDPRIV_WEIGHTS", str(tmp_path))
@@ -285,7 +289,7 @@ def by_silo(counts: tuple[int, ...]) -> list[Any]:
     return [(FEATURES[start:end], LABELS[start:end]) for start, end in itertools.pairwise(ends)]
 
 
-def test_a_data_set_for_each_silo_is_the_silos_own(tmp_path: Path) -> None:
+def test_one_data_set_per_silo_trains_like_one_data_set_with_site_labels(tmp_path: Path) -> None:
     """The same as one set with the site of each record; batches have the silos' own sizes."""
     counts, rounds = (60, 40, 20), {"federation.rounds": 2}
     split = run(tmp_path / "split", train=by_silo(counts), set=rounds)
@@ -298,7 +302,7 @@ def test_a_data_set_for_each_silo_is_the_silos_own(tmp_path: Path) -> None:
     assert numbered.model().tobytes() == split.model().tobytes()
 
 
-def test_a_silo_reads_its_own_records_alone(tmp_path: Path) -> None:
+def test_each_silo_trains_on_its_own_records_only(tmp_path: Path) -> None:
     """Without noise a silo of the wrong labels moves the model as its share of the mean says."""
     tree = {
         "name": "split",
@@ -317,7 +321,7 @@ def test_a_silo_reads_its_own_records_alone(tmp_path: Path) -> None:
     assert float(np.abs(cell.model()).max()) < 1e-6  # (20 · 3 - 10 · 6) / 30
 
 
-def test_metrics_of_each_silo_need_test_records_of_each(tmp_path: Path) -> None:
+def test_per_silo_metrics_need_test_records_with_known_sites(tmp_path: Path) -> None:
     per_silo = {**FAST, "run.per_silo": True}
     del per_silo["federation.silos"]
     parts = by_silo((60, 60))
@@ -347,14 +351,16 @@ def test_metrics_of_each_silo_need_test_records_of_each(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_splits_that_do_not_fit_are_one_line(changes: dict[str, Any], line: str, tmp_path: Path) -> None:
+def test_inconsistent_sites_and_silo_data_sets_are_refused_in_one_line(
+    changes: dict[str, Any], line: str, tmp_path: Path
+) -> None:
     with pytest.raises(InputError, match=line) as caught:
         run(tmp_path / "run", **changes)
     assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("form", ["pandas", "polars"])
-def test_frames_of_columns_and_a_target_are_read(form: str, tmp_path: Path) -> None:
+def test_data_frames_of_features_with_a_target_series_are_loaded(form: str, tmp_path: Path) -> None:
     library = pytest.importorskip(form, reason="needs pip install 'fedpriv[checks]'")
     frame = library.DataFrame(dict(zip("abcd", PLAIN[0].T, strict=True)))
     target = library.Series(PLAIN[1])
@@ -388,7 +394,9 @@ def test_frames_of_columns_and_a_target_are_read(form: str, tmp_path: Path) -> N
     ],
     ids=lambda changes: " ".join(map(str, changes.values())),
 )
-def test_own_records_run_with_every_row(changes: dict[str, Any], tmp_path: Path) -> None:
+def test_own_records_train_under_many_algorithm_and_federation_settings(
+    changes: dict[str, Any], tmp_path: Path
+) -> None:
     base = {} if "federation.clients" in changes else {"federation.silos": 2}
     results = fedpriv.run("own-data", train=PLAIN, test=PLAIN, set={**base, **changes}, out=tmp_path / "run")
     assert all(np.isfinite(cell.test_loss) for cell in results)
@@ -403,7 +411,9 @@ def test_own_records_run_with_every_row(changes: dict[str, Any], tmp_path: Path)
         ({"federation.silos": 121}, "silos|samples = 120"),
     ],
 )
-def test_a_message_is_of_what_was_written(changes: dict[str, Any], line: str, tmp_path: Path) -> None:
+def test_error_messages_name_user_settings_and_no_default_values(
+    changes: dict[str, Any], line: str, tmp_path: Path
+) -> None:
     with pytest.raises(InputError, match=line) as caught:
         fedpriv.run("own-data", train=PLAIN, test=PLAIN, set=changes, out=tmp_path / "run")
     assert "6000" not in str(caught.value)

@@ -63,7 +63,7 @@ FORMS: dict[str, tuple[str, bytes, CellFormat]] = {
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_a_form_has_the_cells_of_the_plain_file(form: str, tmp_path: Path) -> None:
+def test_every_text_format_gives_the_table_cells_of_a_plain_csv_file(form: str, tmp_path: Path) -> None:
     """Lines, too, so that a message names the right one."""
     name, content, cell_format = FORMS[form]
     (tmp_path / "plain.csv").write_text(PLAIN)
@@ -74,7 +74,7 @@ def test_a_form_has_the_cells_of_the_plain_file(form: str, tmp_path: Path) -> No
     assert table.locate_rows([0, 2]) == plain.locate_rows([0, 2]) == [2, 5]
 
 
-def test_a_spreadsheet_has_the_cells_of_the_plain_file(tmp_path: Path) -> None:
+def test_a_spreadsheet_with_one_filled_sheet_is_loaded_as_table_cells(tmp_path: Path) -> None:
     import datetime
 
     day = datetime.datetime(2024, 2, 29)
@@ -98,7 +98,7 @@ def test_a_spreadsheet_has_the_cells_of_the_plain_file(tmp_path: Path) -> None:
         read_table(write_sheet(tmp_path / "two.xlsx", content, content))
 
 
-def test_files_of_no_such_form_are_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_damaged_table_files_are_refused_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, content, line in (
         ("t.csv.gz", b"id,dose", "cannot be decompressed"),
         ("t.csv.gz", gzip.compress(b"id,dose\n1,2\n")[:-6], "cannot be decompressed"),
@@ -126,7 +126,7 @@ def test_files_of_no_such_form_are_one_line(tmp_path: Path, monkeypatch: pytest.
         ("inf", None), ("<inf", None), ("1,5", None), ("1_000", None), ("", None),
     ],
 )  # fmt: skip
-def test_detection_limits_and_percent_are_numbers(text: str, number: float | None) -> None:
+def test_detection_limits_and_percentages_are_parsed_as_numbers(text: str, number: float | None) -> None:
     assert parse_number(text) == number
 
 
@@ -152,11 +152,13 @@ def test_detection_limits_and_percent_are_numbers(text: str, number: float | Non
         (CellFormat(thousands=" "), "1 23", "1 23"),
     ],
 )
-def test_numbers_of_a_format_are_written_with_a_point(cell_format: CellFormat, text: str, written: str) -> None:
+def test_localized_numbers_are_converted_to_decimal_points(
+    cell_format: CellFormat, text: str, written: str
+) -> None:
     assert make_converter(cell_format)(text) == written
 
 
-def test_columns_without_a_name_and_columns_that_share_one_are_passed_over(tmp_path: Path) -> None:
+def test_unnamed_columns_and_columns_with_duplicate_names_are_skipped(tmp_path: Path) -> None:
     """R's write.csv and pandas' to_csv write the numbers of rows under an empty name."""
     (tmp_path / "t.csv").write_text('"",age,note,note,\n1,30,x,y,\n2,40,z,w,\n')
     table = read_table(tmp_path / "t.csv")
@@ -169,7 +171,7 @@ def test_columns_without_a_name_and_columns_that_share_one_are_passed_over(tmp_p
 
 
 @pytest.mark.parametrize("form", ["parquet", "pandas", "polars"])
-def test_unused_columns_of_any_type_are_passed_over(form: str, tmp_path: Path) -> None:
+def test_unused_columns_of_any_type_do_not_change_the_model(form: str, tmp_path: Path) -> None:
     """The same run as without them; a column that is asked for is refused with its type."""
     records = rows()
     plain = fedpriv.run(table_tree(write_csv(tmp_path / "t.csv", records)), out=tmp_path / "plain")
@@ -234,7 +236,7 @@ def every_type(library: Any, form: str) -> Any:
 
 @pytest.mark.filterwarnings("ignore")  # of pandas, on types that it will drop
 @pytest.mark.parametrize("form", ["pandas", "polars"])
-def test_a_frame_of_every_type_is_read(form: str) -> None:
+def test_data_frames_with_columns_of_every_type_are_loaded(form: str) -> None:
     library = pytest.importorskip(form, reason="needs pip install 'fedpriv[checks]'")
     table = find_frame(Path(register_frame(every_type(library, form))))
     assert table is not None
@@ -249,7 +251,7 @@ def test_a_frame_of_every_type_is_read(form: str) -> None:
         assert len(column.to_numpy()) == 4, name
 
 
-def test_infinite_numbers_are_missing_ones() -> None:
+def test_infinite_numbers_count_as_missing_values() -> None:
     pyarrow = importlib.import_module("pyarrow")
     values = [1.0, float("inf"), float("-inf"), float("nan"), None]
     table = find_frame(Path(register_frame(pyarrow.table({"x": values, "text": ["1", "Inf", "-inf", "nan", ""]}))))
@@ -263,7 +265,7 @@ def german(records: list[dict[str, str]]) -> list[dict[str, str]]:
     return [{**record, "age": f"{record['age']},0"} for record in records]
 
 
-def test_a_run_on_a_german_file_is_that_on_a_plain_one(tmp_path: Path) -> None:
+def test_a_german_csv_file_trains_the_same_model_as_a_plain_csv_file(tmp_path: Path) -> None:
     """Semicolons and decimal commas, in simulation and on the way to a guard."""
     records = rows()
     plain = fedpriv.run(table_tree(write_csv(tmp_path / "t.csv", records)), out=tmp_path / "plain")
@@ -280,7 +282,7 @@ def test_a_run_on_a_german_file_is_that_on_a_plain_one(tmp_path: Path) -> None:
             fedpriv.run(tree, out=tmp_path / key)
 
 
-def test_a_format_is_a_files_own(tmp_path: Path) -> None:
+def test_a_schema_can_drop_its_file_format_and_refuses_equal_decimal_and_thousands_marks(tmp_path: Path) -> None:
     tree = table_tree(tmp_path / "t.csv", separator=";", decimal=",")["data"]["table"]
     plain_tree = {**tree, "separator": None, "decimal": None}
     schema, plain = (TableSchema.model_validate(table) for table in (tree, plain_tree))
@@ -292,7 +294,9 @@ def test_a_format_is_a_files_own(tmp_path: Path) -> None:
         TableSchema.model_validate({**tree, "decimal": None, "thousands": "."})
 
 
-def test_a_server_that_starts_elsewhere_finds_the_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_started_in_another_folder_finds_its_held_out_records(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Flower starts a server's process in an empty folder, where a coordinator's relative path leads nowhere."""
     monkeypatch.delenv(RECORDS_FOLDER_VARIABLE, raising=False)
     schema = TableSchema.model_validate(table_tree(Path("t.csv"))["data"]["table"])
@@ -315,7 +319,7 @@ def test_a_server_that_starts_elsewhere_finds_the_records(tmp_path: Path, monkey
 
 
 @pytest.mark.parametrize("count", [9_000, 11_000])
-def test_marks_are_found_in_columns_of_many_different_numbers(tmp_path: Path, count: int) -> None:
+def test_decimal_commas_are_detected_in_columns_of_many_distinct_numbers(tmp_path: Path, count: int) -> None:
     """Before: with more than 10,000 of them no column was looked at, and the numbers stayed texts."""
     path = tmp_path / "many.csv"
     path.write_text("pressure;ward\n" + "".join(f"{number},5;a\n" for number in range(count)))
@@ -329,7 +333,7 @@ def test_the_separator_is_that_of_the_first_line_with_names(tmp_path: Path, text
     assert find_format(tmp_path / "t.csv", CellFormat()) == CellFormat(";")
 
 
-def test_points_that_can_only_separate_thousands_are_marks(tmp_path: Path) -> None:
+def test_points_that_can_only_separate_thousands_are_detected_as_thousands_marks(tmp_path: Path) -> None:
     path = tmp_path / "large.csv"
     path.write_text("sum;ward\n1.234.567;a\n2.345.678;b\n3.456.789;c\n")
     assert find_format(path, CellFormat()) == CellFormat(";", ",", ".")

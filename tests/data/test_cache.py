@@ -58,7 +58,7 @@ both_kinds = pytest.mark.parametrize("hashes", [SHA256, MD5], ids=["sha256", "md
 
 
 @both_kinds
-def test_a_cache_that_verifies_is_not_fetched_again(tmp_path: Path, hashes: dict[str, str]) -> None:
+def test_a_cache_with_correct_hashes_is_not_fetched_again(tmp_path: Path, hashes: dict[str, str]) -> None:
     source, root = ToySource(), tmp_path / "new"
     assert ensure(root, source, hashes=hashes) == ["toy: trying source 1"]
     assert holds_the_files(root)
@@ -93,7 +93,7 @@ def test_a_damaged_cache_is_noticed_and_fetched_again(
     assert any(problem in line and "fetching it again" in line for line in lines)
 
 
-def test_nothing_beside_the_files_can_vouch_for_them(tmp_path: Path) -> None:
+def test_a_forged_hash_record_does_not_validate_cached_files(tmp_path: Path) -> None:
     """A record that a user writes himself made any files "verified"."""
     forged = {"images": b"forged", "labels": b"forged"}
     ToySource(forged)(tmp_path)
@@ -108,7 +108,7 @@ def test_nothing_beside_the_files_can_vouch_for_them(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("digest", ["", "abc", "sha1:abc"])
-def test_a_file_without_a_hash_cannot_be_offered(digest: str) -> None:
+def test_a_data_set_file_without_a_valid_hash_is_refused(digest: str) -> None:
     with pytest.raises(ValueError, match="names no hash"):
         Origin(FOLDER, {"images": digest}, ())
 
@@ -121,7 +121,7 @@ def test_the_next_source_is_tried_when_one_fails(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "wrong", [{"images": b"other", "labels": FILES["labels"]}, {"images": FILES["images"]}, {}]
 )
-def test_what_is_not_the_data_set_is_never_put_in_place(tmp_path: Path, wrong: dict[str, bytes]) -> None:
+def test_files_with_wrong_hashes_are_never_stored_in_the_cache(tmp_path: Path, wrong: dict[str, bytes]) -> None:
     with pytest.raises(InputError, match=r"source 1: what came is not the data set \((images|labels) "):
         ensure(tmp_path, ToySource(wrong))
     assert list(tmp_path.iterdir()) == []
@@ -129,12 +129,12 @@ def test_what_is_not_the_data_set_is_never_put_in_place(tmp_path: Path, wrong: d
     assert holds_the_files(tmp_path)
 
 
-def test_files_that_are_not_asked_for_are_not_kept(tmp_path: Path) -> None:
+def test_extra_downloaded_files_are_not_stored_in_the_cache(tmp_path: Path) -> None:
     ensure(tmp_path, ToySource({**FILES, "archive.gz": b"large"}))
     assert {path.name for path in (tmp_path / FOLDER).iterdir()} == set(FILES)
 
 
-def test_no_source_is_one_line_that_says_what_to_do(tmp_path: Path) -> None:
+def test_the_error_after_all_sources_failed_is_one_line_with_a_remedy(tmp_path: Path) -> None:
     disk_full = Mock(side_effect=OSError(28, "No space left on device"))
     with pytest.raises(InputError) as raised:
         ensure(tmp_path, fails, disk_full)
@@ -145,19 +145,19 @@ def test_no_source_is_one_line_that_says_what_to_do(tmp_path: Path) -> None:
     assert f"put the files images, labels, unpacked as they are named, into {tmp_path / FOLDER}" in message
 
 
-def test_what_the_error_says_works(tmp_path: Path) -> None:
+def test_files_that_a_user_puts_in_place_are_accepted_without_a_download(tmp_path: Path) -> None:
     ToySource()(tmp_path)
     ensure(tmp_path, fails)
 
 
-def test_a_root_that_is_a_file_is_an_input_error(tmp_path: Path) -> None:
+def test_a_data_root_that_is_a_file_raises_an_input_error(tmp_path: Path) -> None:
     (tmp_path / "root").write_text("in the way")
     with pytest.raises(InputError, match=r"root: File exists; set FEDPRIV_DATA"):
         ensure(tmp_path / "root", ToySource())
 
 
 @both_kinds
-def test_a_source_that_dies_half_way_leaves_nothing(tmp_path: Path, hashes: dict[str, str]) -> None:
+def test_an_interrupted_download_leaves_no_files(tmp_path: Path, hashes: dict[str, str]) -> None:
     def dies(root: Path) -> None:
         (root / FOLDER).mkdir(parents=True)
         (root / FOLDER / "images").write_bytes(FILES["images"][:100])

@@ -127,7 +127,7 @@ def synthetic() -> Dataset:
     return load("synthetic")
 
 
-def test_synthetic_has_the_shape_of_mnist(synthetic: Dataset) -> None:
+def test_the_synthetic_data_set_has_the_shape_of_mnist(synthetic: Dataset) -> None:
     assert (synthetic.train_images.shape, synthetic.test_images.shape) == ((6000, 28, 28), (1000, 28, 28))
     assert synthetic.train_images.dtype == synthetic.test_images.dtype == np.uint8
     assert synthetic.train_labels.dtype == synthetic.test_labels.dtype == np.int64
@@ -135,7 +135,7 @@ def test_synthetic_has_the_shape_of_mnist(synthetic: Dataset) -> None:
     assert synthetic.class_count == 10
 
 
-def test_synthetic_is_always_the_same(synthetic: Dataset) -> None:
+def test_the_synthetic_data_set_is_always_the_same(synthetic: Dataset) -> None:
     """Other tests' numbers rest on these bytes."""
     digest = hashlib.sha256()
     for part in ("train_images", "train_labels", "test_images", "test_labels"):
@@ -143,7 +143,7 @@ def test_synthetic_is_always_the_same(synthetic: Dataset) -> None:
     assert digest.hexdigest() == "22f7acc4cadc94cb87d588fa528c03ffab9e36ac24bc6316d7224456c32957c1"
 
 
-def test_synthetic_classes_are_far_apart(synthetic: Dataset) -> None:
+def test_classes_of_the_synthetic_data_set_are_separated_by_their_nearest_means(synthetic: Dataset) -> None:
     train = synthetic.train_images.reshape(6000, 784).astype(float)
     test = synthetic.test_images.reshape(1000, 784).astype(float)
     means = np.stack([train[synthetic.train_labels == label].mean(axis=0) for label in range(10)])
@@ -151,7 +151,7 @@ def test_synthetic_classes_are_far_apart(synthetic: Dataset) -> None:
     np.testing.assert_array_equal(nearest, synthetic.test_labels)
 
 
-def test_a_tenth_of_phase_retrieval_is_outliers() -> None:
+def test_a_tenth_of_all_phase_retrieval_records_are_outliers() -> None:
     """A size above √8, the norm of x*, is of an outlier: a share 0.1 · (1 - √8/5), 4.5 standard errors allowed."""
     dataset = load("phase-retrieval")
     assert (dataset.train_images.shape, dataset.test_images.shape) == ((200_000, 8), (4000, 8))
@@ -160,7 +160,7 @@ def test_a_tenth_of_phase_retrieval_is_outliers() -> None:
     assert abs((dataset.train_labels > math.sqrt(8.0)).mean() - share) < 4.5 * error
 
 
-def test_sizes_of_phase_retrieval_are_those_of_its_measurements() -> None:
+def test_phase_retrieval_labels_are_measured_magnitudes_or_uniform_outliers() -> None:
     """Without outliers one x* of norm √8 fits all records, and sizes of outliers are uniform between 0 and 5."""
     measurements, sizes, _, _ = make_phase_retrieval(2000, 10, dimension=8, outliers=0.0, seed=3)
     assert np.linalg.norm(measurements, axis=1) == pytest.approx(1.0)
@@ -175,7 +175,7 @@ def test_sizes_of_phase_retrieval_are_those_of_its_measurements() -> None:
 
 
 @pytest.mark.parametrize(("dimension", "condition"), [(0, 4.0), (3, 0.99), (-1, 0.5)])
-def test_a_condition_number_is_at_least_one(dimension: int, condition: float) -> None:
+def test_dimensions_and_condition_numbers_below_one_are_refused(dimension: int, condition: float) -> None:
     with pytest.raises(
         ValueError, match=f"dimension {dimension} and condition number {condition} must be at least"
     ):
@@ -183,7 +183,7 @@ def test_a_condition_number_is_at_least_one(dimension: int, condition: float) ->
     assert geometric_curvature(3, 4.0) == pytest.approx([1.0, 0.5, 0.25])
 
 
-def test_labels_of_linear_regression_have_noise_of_a_tenth() -> None:
+def test_linear_regression_labels_have_noise_of_standard_deviation_one_tenth() -> None:
     dataset = load("linear-regression")
     assert (dataset.train_images.shape, dataset.test_images.shape) == ((65_536, 256), (1000, 256))
     for features, labels in (
@@ -195,19 +195,19 @@ def test_labels_of_linear_regression_have_noise_of_a_tenth() -> None:
         assert errors.std() == pytest.approx(0.1, rel=0.1)
 
 
-def test_an_unknown_name_is_refused_with_a_suggestion() -> None:
+def test_an_unknown_data_set_name_is_refused_with_a_suggestion() -> None:
     with pytest.raises(InputError, match=r"'synthetc': known data sets are .* did you mean 'synthetic'"):
         load("synthetc")
 
 
 @pytest.mark.parametrize("name", ["Mine", "-mine", "my data", "", "mnist.npz"])
-def test_a_data_set_is_added_under_a_name_of_small_letters(name: str) -> None:
+def test_adding_a_data_set_under_an_invalid_name_is_refused(name: str) -> None:
     with pytest.raises(InputError, match="expected lower-case letters, digits and dashes"):
         add_data(name, lambda: (([], []), ([], [])))
     assert name not in list_user_data()
 
 
-def test_extensions_are_imported_for_unknown_names_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_extensions_are_imported_only_for_unknown_data_set_names(monkeypatch: pytest.MonkeyPatch) -> None:
     """A file that cannot be imported stops no run on a data set of fedpriv."""
     monkeypatch.setenv("FEDPRIV_IMPORT", "/nowhere/own.py")
     assert not any(map(is_user_data, ("mnist", "synthetic")))
@@ -234,7 +234,7 @@ def written(tmp_path: Path) -> Callable[..., str]:
     return write
 
 
-def test_a_file_is_read_as_it_is(written: Callable[..., str]) -> None:
+def test_arrays_of_an_npz_file_are_loaded_unchanged(written: Callable[..., str]) -> None:
     dataset = load(written())
     assert dataset.class_count == 3
     np.testing.assert_array_equal(dataset.train_images, GOOD["train_images"])
@@ -244,7 +244,7 @@ def test_a_file_is_read_as_it_is(written: Callable[..., str]) -> None:
     assert (dataset.label_scale, real.label_scale) == (1.0, 1.0)  # labels are written in their own unit
 
 
-def test_a_server_needs_the_test_part_only(written: Callable[..., str]) -> None:
+def test_a_server_loads_an_npz_file_that_has_only_test_records(written: Callable[..., str]) -> None:
     name = written(train_images=None, train_labels=None)
     assert len(load_held_out(name).labels) == 2
     with pytest.raises(InputError, match="has no array `train_images`, only classes, test_images, test_labels"):
@@ -276,12 +276,14 @@ def test_a_server_needs_the_test_part_only(written: Callable[..., str]) -> None:
         ),
     ],
 )
-def test_what_cannot_be_used_is_refused(written: Callable[..., str], changes: dict[str, Any], line: str) -> None:
+def test_npz_files_with_invalid_arrays_are_refused(
+    written: Callable[..., str], changes: dict[str, Any], line: str
+) -> None:
     with pytest.raises(InputError, match=line):
         load(written(**changes))
 
 
-def test_no_file_and_no_npz_are_told_apart(tmp_path: Path) -> None:
+def test_missing_and_unreadable_npz_files_raise_different_errors(tmp_path: Path) -> None:
     (tmp_path / "text.npz").write_text("hello")
     with (tmp_path / "single.npz").open("wb") as file:
         np.save(file, np.zeros(3))
@@ -296,7 +298,7 @@ def test_no_file_and_no_npz_are_told_apart(tmp_path: Path) -> None:
             load(str(tmp_path / f"{name}.npz"))
 
 
-def test_numbers_need_a_bound_on_their_norm() -> None:
+def test_numeric_features_need_a_norm_bound_and_are_scaled_down_to_that_bound() -> None:
     row = find_model("softmax-regression")
     with pytest.raises(InputError, match=r"model\.feature_norm: needed for features that are numbers"):
         row.features(np.ones((2, 4)), torch.float32, row.settings())
@@ -305,7 +307,7 @@ def test_numbers_need_a_bound_on_their_norm() -> None:
 
 
 @pytest.mark.parametrize("model", ["least-squares", "amplitude-phase-retrieval", "robust-phase-retrieval"])
-def test_models_whose_constants_are_those_of_one_data_set_refuse_another(
+def test_models_with_constants_of_one_data_set_refuse_other_data_sets(
     written: Callable[..., str], model: str
 ) -> None:
     """Their smoothness would be too small for larger features, and noise may rest on it."""
@@ -314,7 +316,7 @@ def test_models_whose_constants_are_those_of_one_data_set_refuse_another(
         load_task_of_inputs(ModelInputs(name, ModelSection(name=model), "float32"))
 
 
-def test_a_model_of_a_tables_cells_refuses_arrays(written: Callable[..., str]) -> None:
+def test_a_model_that_needs_table_cells_refuses_plain_arrays(written: Callable[..., str]) -> None:
     tables = [{"axes": [{"column": 0, "edges": [0, 50, 100]}]}]
     model = ModelSection.model_validate({"name": "statistics", "tables": tables})
     with pytest.raises(InputError, match=r"model\.name = 'statistics' takes the cells of a table, and .* is none"):
@@ -332,7 +334,7 @@ def test_boolean_labels_are_the_classes_0_and_1(written: Callable[..., str]) -> 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("engine", ["vectorized", "inprocess"])
-def test_a_regression_on_own_numbers_trains(written: Callable[..., str], dtype: str, engine: str) -> None:
+def test_a_regression_on_own_arrays_reduces_its_loss(written: Callable[..., str], dtype: str, engine: str) -> None:
     """At float32, the default, labels were float64 and the first round ended in a traceback."""
     draw = np.random.default_rng(37)
     images = draw.standard_normal((400, 5))

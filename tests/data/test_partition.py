@@ -38,7 +38,7 @@ DEALS: dict[str, Deal] = {
     spare=st.integers(0, 30),
     seed=st.integers(0),
 )
-def test_no_record_is_given_twice(name: str, sizes: list[int], spare: int, seed: int) -> None:
+def test_no_record_is_assigned_twice(name: str, sizes: list[int], spare: int, seed: int) -> None:
     labels = np.random.default_rng(seed % 2**32).integers(0, 5, sum(sizes) + spare)
     shares = DEALS[name](labels, sizes, seed)
     assert [len(share) for share in shares] == sizes
@@ -57,7 +57,9 @@ def test_a_partition_is_a_function_of_the_seed(name: str) -> None:
 
 
 @pytest.mark.parametrize(("rare", "others", "drawn"), [(10, 30, 8), (3, 39, 14), (2, 38, 20)])
-def test_a_split_has_the_share_of_every_label_that_is_no_rarity(rare: int, others: int, drawn: int) -> None:
+def test_a_redrawn_split_is_stratified_by_every_label_with_three_records_or_more(
+    rare: int, others: int, drawn: int
+) -> None:
     """With three records of a label or more, the test part has exactly its share of them."""
     labels = np.array([0] * rare + [1] * others)
     data = Dataset("x", np.ones((len(labels) - drawn, 1)), labels[drawn:], np.ones((drawn, 1)), labels[:drawn], 2)
@@ -65,7 +67,7 @@ def test_a_split_has_the_share_of_every_label_that_is_no_rarity(rare: int, other
     assert (counts == {rare * drawn // (rare + others)}) == (rare > 2)
 
 
-def test_splits_and_spared_records_are_those_they_have_always_been() -> None:
+def test_redrawn_splits_and_spared_training_records_match_golden_values() -> None:
     """Numbers of published comparisons rest on them."""
     labels = np.array([0, 1] * 12)
     data = Dataset("x", np.arange(20.0)[:, None], labels[:20], np.arange(20.0, 24.0)[:, None], labels[20:], 2)
@@ -74,7 +76,7 @@ def test_splits_and_spared_records_are_those_they_have_always_been() -> None:
     assert np.flatnonzero(is_spared).tolist() == [5, 12, 13, 18, 19]
 
 
-def test_records_of_persons_are_drawn_anew_only_where_both_parts_name_them() -> None:
+def test_splits_are_redrawn_only_if_persons_and_sites_of_test_records_are_known() -> None:
     data = Dataset("x", np.ones((4, 1)), np.zeros(4), np.ones((2, 1)), np.zeros(2), 0)
     assert len(draw_split(data, 1).test_labels) == 2
     one_part = Sites(("a",), np.zeros(4, np.int64), np.zeros(0, np.int64))
@@ -83,12 +85,12 @@ def test_records_of_persons_are_drawn_anew_only_where_both_parts_name_them() -> 
             draw_split(dataclasses.replace(data, **known), 1)
 
 
-def test_iid_gives_the_records_it_has_always_given() -> None:
+def test_the_iid_partition_matches_golden_values() -> None:
     """Published results depend on who holds which record; a change here is a change of every number."""
     np.testing.assert_array_equal(partition_iid(np.zeros(10, np.int64), [3, 3], seed=0), [[3, 5, 7], [6, 8, 4]])
 
 
-def test_iid_every_record_is_as_likely_as_any_other() -> None:
+def test_the_iid_partition_selects_all_records_equally_often() -> None:
     """Half of 40 records, 2,000 seeds: a count is Binomial(2000, 1/2); false alarm < 40 * 2 * Φ(-5.5) < 2e-6."""
     labels = np.zeros(40, np.int64)
     drawn = [np.concatenate(partition_iid(labels, [5] * 4, seed)) for seed in range(2000)]
@@ -97,7 +99,7 @@ def test_iid_every_record_is_as_likely_as_any_other() -> None:
     assert np.abs(counts - 1000).max() < 5.5 * np.sqrt(500)
 
 
-def test_a_secret_order_is_uniform_for_many_units_and_always_that_of_its_key() -> None:
+def test_a_secret_permutation_has_as_many_ascents_as_descents_and_is_fixed_by_its_key() -> None:
     """Of 20,000 units a unit is behind the one before it half of the time; 5 deviations of √((n + 1)/12)."""
     order = secret_permutation(bytes(range(32)), 20_000)
     assert np.array_equal(np.sort(order), np.arange(20_000))
@@ -110,7 +112,7 @@ def _purity(shares: SiloRows, labels: NDArray[np.int64]) -> float:
     return float(np.mean([np.bincount(labels[share]).max() / len(share) for share in shares]))
 
 
-def test_label_skew_falls_with_the_concentration() -> None:
+def test_label_skew_falls_with_the_dirichlet_concentration() -> None:
     """10 balanced labels: the commonest has a share of nearly 1 at concentration 0.01, nearly 1/10 at 1,000."""
     labels, sizes = np.arange(6000) % 10, [300] * 20
     partitions = (partition_dirichlet(labels, sizes, 0, concentration) for concentration in (0.01, 0.3, 1e3))
@@ -120,7 +122,7 @@ def test_label_skew_falls_with_the_concentration() -> None:
     assert purities[2] < 0.15
 
 
-def test_a_silo_may_have_next_to_none_of_most_labels() -> None:
+def test_a_tiny_dirichlet_concentration_skews_labels_and_still_assigns_every_record() -> None:
     """Drawn shares are 0 or 1 at 1e-6, and records of a label that nobody has drawn are given out, too."""
     labels = np.arange(1000) % 10
     shares = partition_dirichlet(labels, [100] * 10, 0, 1e-6)
@@ -135,13 +137,13 @@ def test_a_silo_without_records_is_refused(name: str, sizes: list[int]) -> None:
         DEALS[name](np.zeros(10, np.int64), sizes, 0)
 
 
-def test_all_records_are_dealt_out_when_all_are_asked_for() -> None:
+def test_all_records_are_assigned_if_the_silo_sizes_add_up_to_all() -> None:
     labels, sizes = np.arange(6000) % 10, [1000, 2000, 3000]
     for deal in DEALS.values():
         np.testing.assert_array_equal(np.sort(np.concatenate(deal(labels, sizes, 3))), np.arange(6000))
 
 
-def test_shards_bound_the_labels_of_a_silo() -> None:
+def test_the_shards_partition_limits_the_number_of_labels_in_a_silo() -> None:
     """Pieces of 300 out of 600 records a label: two pieces have at most two labels when they do not straddle."""
     labels = np.repeat(np.arange(10), 600)
     shares = partition_shards(labels, [600] * 10, 0, 2)
@@ -150,7 +152,7 @@ def test_shards_bound_the_labels_of_a_silo() -> None:
         partition_shards(labels, [4, 6], 0, 5)
 
 
-def test_too_few_records_is_an_error_with_every_number() -> None:
+def test_too_few_records_raise_an_error_that_shows_the_counts() -> None:
     with pytest.raises(InputError, match=r"100 silos of 601 .* 100 \* 601 = 60100 .* there are 60000"):
         silo_sizes(60_000, 100, None, 0, min_size=601)
     assert silo_sizes(60_000, 100, None, 0, min_size=600) == (600,) * 100
@@ -160,27 +162,27 @@ def test_too_few_records_is_an_error_with_every_number() -> None:
 
 
 @pytest.mark.parametrize(("silos", "least"), [(0, 5), (5, 0), (-2, -3)])
-def test_numbers_below_one_are_refused(silos: int, least: int) -> None:
+def test_silo_counts_and_minimum_sizes_below_one_are_refused(silos: int, least: int) -> None:
     with pytest.raises(InputError, match="at least 1"):
         silo_sizes(100, silos, None, 0, least)
 
 
 @given(silos=st.integers(1, 30), least=st.integers(1, 9), spare=st.integers(0, 500), skew=st.floats(0.05, 50.0))
-def test_skewed_sizes_use_every_record(silos: int, least: int, spare: int, skew: float) -> None:
+def test_skewed_silo_sizes_use_every_record(silos: int, least: int, spare: int, skew: float) -> None:
     records = silos * least + spare
     sizes = silo_sizes(records, silos, skew, 1, least)
     assert sum(sizes) == records
     assert min(sizes) >= least
 
 
-def test_skewed_sizes_are_uneven() -> None:
+def test_silo_sizes_are_uneven_for_small_values_of_the_skew_parameter() -> None:
     uneven, even = (silo_sizes(60_000, 20, skew, 0, 10) for skew in (0.3, 1e4))
     assert max(uneven) > 5 * np.median(uneven)
     assert max(even) < 1.2 * min(even)
 
 
 @given(amounts=st.lists(st.floats(0.0, 50.0), min_size=1, max_size=12))
-def test_the_largest_remainders_are_rounded_up_and_the_sum_is_kept(amounts: list[float]) -> None:
+def test_rounded_amounts_preserve_their_sum_and_round_up_the_largest_remainders(amounts: list[float]) -> None:
     exact = np.array(amounts)
     whole, below = _round_amounts(exact), np.floor(exact)
     up = whole > below

@@ -55,14 +55,14 @@ def opened(wheel: bytes) -> zipfile.ZipFile:
     return zipfile.ZipFile(io.BytesIO(wheel))
 
 
-def test_records_with_gaps_in_columns_that_are_used_are_dropped_and_no_others() -> None:
+def test_only_records_with_missing_values_in_used_columns_are_dropped() -> None:
     rows = read_hospitals(opened(heart_wheel()))
     assert len(rows) == 36  # slope, ca and thal are empty everywhere
     assert {row["disease"] for row in rows} == {"absent", "present"}
     assert [row["disease"] for row in rows[:3]] == ["absent", "present", "present"]
 
 
-def test_a_hospital_tests_the_same_share_of_the_sick_and_of_the_well() -> None:
+def test_every_hospital_holds_out_the_same_share_of_sick_and_healthy_patients() -> None:
     """34 % of both, up to one record that is rounded, at each of four hospitals of 50 records or a few less."""
     counts = Counter(
         (row["hospital"], row["disease"], row["split"]) for row in read_hospitals(opened(heart_wheel(200)))
@@ -74,7 +74,7 @@ def test_a_hospital_tests_the_same_share_of_the_sick_and_of_the_well() -> None:
         assert abs(tested - 0.34 * (tested + trained)) <= 1.0
 
 
-def test_the_splits_are_those_of_scikit_learn() -> None:
+def test_train_test_splits_match_those_of_scikit_learn() -> None:
     """Recorded from train_test_split(np.arange(12), test_size=.34, train_size=.66, random_state=43), 1.9.1."""
     labels = np.array([0, 1, 1, 0, 1, 0, 0, 1, 0, 0, 1, 0])
     assert sorted(draw_stratified_test(labels, 0.66, 43).tolist()) == [0, 2, 3, 7, 8]
@@ -84,7 +84,7 @@ def test_the_splits_are_those_of_scikit_learn() -> None:
 @pytest.mark.parametrize(
     ("classes", "train_share", "tested"), [(3, 0.66, 5), (4, 0.5, 8), (5, 0.66, 7), (2, 0.7, 3)]
 )
-def test_classes_of_one_size_differ_by_at_most_one_test_record(
+def test_classes_of_equal_size_differ_by_at_most_one_test_record(
     classes: int, train_share: float, tested: int
 ) -> None:
     """As many of the equal remainders are rounded up as the sum of the test records lacks."""
@@ -95,7 +95,7 @@ def test_classes_of_one_size_differ_by_at_most_one_test_record(
         assert np.ptp(np.bincount(labels[drawn], minlength=classes)) <= 1
 
 
-def test_the_census_is_read_back_from_one_hot_columns() -> None:
+def test_census_categories_are_recovered_from_one_hot_columns() -> None:
     numbers = ["age", "fnlwgt", "education-num", "capital-gain", "capital-loss", "hours-per-week"]
     words = ["workclass", "education", "marital-status", "occupation", "relationship", "race", "sex"]
     header = [*numbers, *(f"{each}_{word}" for each in [*words, "native-country", "salary"] for word in "ab")]
@@ -108,7 +108,7 @@ def test_the_census_is_read_back_from_one_hot_columns() -> None:
     assert (row["age"], row["workclass"], row["salary"]) == ("0", "a", "b")
 
 
-def test_a_table_by_name_is_fetched_verified_and_described(
+def test_a_public_table_is_fetched_by_name_and_verified_by_its_hash(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wheel = heart_wheel(200)
@@ -140,7 +140,7 @@ def test_a_table_by_name_is_fetched_verified_and_described(
         ("adult", "60227ac930d331faf3a6fb28ccfbcc0466c67b301ef0387ebd314dcf692418f7"),
     ],
 )
-def test_ranges_and_words_of_a_public_table_are_those_of_published_numbers(name: str, digest: str) -> None:
+def test_schemas_of_public_tables_match_golden_hashes(name: str, digest: str) -> None:
     """They scale features, and with them the noise beside every record."""
     assert hashlib.sha256(PUBLIC_TABLES[name].schema.model_dump_json().encode()).hexdigest() == digest
 
@@ -154,7 +154,7 @@ def write(path: Path, content: bytes) -> Path:
     not (Path(os.environ.get("FEDPRIV_DATA", default_data_root())) / HEART / TABLE_FILE).exists(),
     reason="heart-hospitals is not in the cache",
 )
-def test_the_four_hospitals_have_flambys_counts() -> None:
+def test_the_four_heart_hospitals_have_the_record_counts_of_flamby() -> None:
     dataset = load(HEART)
     assert dataset.sites is not None
     train, test = counted_mask(dataset.train_labels), counted_mask(dataset.test_labels)

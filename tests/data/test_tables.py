@@ -37,7 +37,7 @@ def without_hospital(records: Iterable[dict[str, str]]) -> list[dict[str, str]]:
     return [{key: value for key, value in record.items() if key != "hospital"} for record in records]
 
 
-def test_numbers_are_scaled_by_public_ranges_and_words_are_one_hot(tmp_path: Path) -> None:
+def test_numeric_columns_are_scaled_by_public_ranges_and_categories_are_one_hot(tmp_path: Path) -> None:
     records = rows(3)
     records[0] |= {"age": "25", "sex": "m", "pain": "some", "outcome": "ill"}
     records[1] |= {"age": "250", "sex": "f", "pain": "terrible", "outcome": "well"}
@@ -47,7 +47,7 @@ def test_numbers_are_scaled_by_public_ranges_and_words_are_one_hot(tmp_path: Pat
     assert encoded.split.test.is_counted.tolist() == [True, False, False]
 
 
-def test_a_real_target_is_scaled_and_clipped(tmp_path: Path) -> None:
+def test_a_numeric_target_is_scaled_and_clipped_to_its_range(tmp_path: Path) -> None:
     records = rows(4)
     for record, cost in zip(records, ("0", "50", "100", "1e9"), strict=True):
         record["cost"] = cost
@@ -69,7 +69,7 @@ cells = st.fixed_dictionaries(
 @pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(st.lists(cells, min_size=2, max_size=5), cells, st.integers(0, 4))
-def test_a_record_never_enters_the_features_of_another(
+def test_features_and_split_of_a_record_do_not_depend_on_other_records(
     records: list[dict[str, str]], other: dict[str, str], place: int
 ) -> None:
     """The encoding's guarantee: replacing one record leaves every other record's features as they were."""
@@ -91,7 +91,7 @@ def test_a_record_never_enters_the_features_of_another(
     assert np.linalg.norm(after.features, axis=1).max() <= given_schema.max_norm * (1 + 1e-12)
 
 
-def test_features_do_not_depend_on_how_a_description_is_ordered(tmp_path: Path) -> None:
+def test_features_do_not_depend_on_the_order_of_columns_in_a_schema(tmp_path: Path) -> None:
     path = write_csv(tmp_path / "t.csv", rows())
     turned = schema(columns=dict(reversed(SCHEMA["columns"].items())))
     assert turned != schema() or list(turned.columns) != list(schema().columns)
@@ -99,7 +99,7 @@ def test_features_do_not_depend_on_how_a_description_is_ordered(tmp_path: Path) 
     np.testing.assert_array_equal(ours, theirs)
 
 
-def test_a_long_table_is_encoded_row_by_row() -> None:
+def test_every_row_of_a_long_table_is_encoded_from_its_own_cells() -> None:
     """Rows are encoded some thousands at a time, and each has the features of its own cells."""
     ages, sexes = np.arange(20_000) % 101, np.arange(20_000) % 2
     texts = {"age": [str(age) for age in ages], "sex": ["fm"[sex] for sex in sexes], "outcome": ["well"] * 20_000}
@@ -128,7 +128,7 @@ def test_missing_values_are_filled_dropped_or_refused(tmp_path: Path) -> None:
     assert filled.features[4, -2:].tolist() == [0, 1]
 
 
-def test_parquet_and_csv_hold_the_same_table(tmp_path: Path) -> None:
+def test_parquet_and_csv_files_give_the_same_features_and_labels(tmp_path: Path) -> None:
     records = rows()
     columns: dict[str, Any] = {name: [record[name] for record in records] for name in records[0]}
     columns["age"] = [None if age == "50" else float(age) for age in columns["age"]]
@@ -143,7 +143,7 @@ def test_parquet_and_csv_hold_the_same_table(tmp_path: Path) -> None:
     np.testing.assert_array_equal(csv.labels, packed.labels)
 
 
-def test_a_table_is_a_data_set_with_sites_and_persons(tmp_path: Path) -> None:
+def test_a_table_is_loaded_with_the_site_and_person_of_every_record(tmp_path: Path) -> None:
     name = str(write_csv(tmp_path / "t.csv", rows()))
     dataset = load(name, table=schema(person="patient"))
     assert dataset.sites is not None
@@ -161,7 +161,7 @@ def test_a_table_is_a_data_set_with_sites_and_persons(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("part", "share"), [("test", 1 / 3), ("test", 0.0), ("train", 1 / 3)])
-def test_a_data_set_has_records_in_both_parts(tmp_path: Path, part: str, share: float) -> None:
+def test_a_table_without_training_or_test_records_is_refused(tmp_path: Path, part: str, share: float) -> None:
     """But for a table of which no share is for testing."""
     name = str(write_csv(tmp_path / "t.csv", [{**record, "part": part} for record in rows()]))
     missing = "training" if part == "test" else "test"
@@ -169,7 +169,7 @@ def test_a_data_set_has_records_in_both_parts(tmp_path: Path, part: str, share: 
         load(name, table=schema(test_share=share))
 
 
-def test_a_server_reads_a_file_of_test_records_alone(tmp_path: Path) -> None:
+def test_a_server_loads_a_table_that_has_only_test_records(tmp_path: Path) -> None:
     held = list(without_hospital(record for record in rows() if record["part"] == "test"))
     name = str(write_csv(tmp_path / "test.csv", held))
     part = load_held_out(name, table=schema())
@@ -273,7 +273,9 @@ BAD: dict[str, tuple[Callable[[list[dict[str, str]]], Any], dict[str, Any], str]
 
 
 @pytest.mark.parametrize("bad", BAD)
-def test_a_bad_table_is_one_line_that_says_where(run_of: Callable[..., None], bad: str) -> None:
+def test_an_invalid_table_is_refused_in_one_line_that_locates_the_fault(
+    run_of: Callable[..., None], bad: str
+) -> None:
     change, described, line = BAD[bad]
     with pytest.raises(InputError, match=line) as caught:
         run_of(change, **described)
@@ -293,13 +295,13 @@ def test_a_bad_table_is_one_line_that_says_where(run_of: Callable[..., None], ba
         ('a,b\n"1"2,3\n', r"line 2: ',' expected after"),
     ],
 )
-def test_a_file_that_is_no_table_is_refused(tmp_path: Path, text: str, line: str) -> None:
+def test_a_malformed_csv_file_is_refused(tmp_path: Path, text: str, line: str) -> None:
     (tmp_path / "t.csv").write_text(text)
     with pytest.raises(InputError, match=line):
         read_table(tmp_path / "t.csv")
 
 
-def test_bytes_that_are_no_text_or_no_parquet_are_refused(tmp_path: Path) -> None:
+def test_table_files_that_are_not_utf8_or_parquet_are_refused(tmp_path: Path) -> None:
     wrong = {".csv": "is not in UTF-8 .*save it as 'CSV UTF-8'.*iconv -f", ".parquet": "not a readable .parquet"}
     for suffix, line in wrong.items():
         (tmp_path / f"t{suffix}").write_bytes("gr\xf6\xdfe,b\n1,2\n".encode("latin-1"))
@@ -331,14 +333,16 @@ def test_bytes_that_are_no_text_or_no_parquet_are_refused(tmp_path: Path) -> Non
         ),
     ],
 )
-def test_a_description_that_says_too_little_is_refused(tmp_path: Path, changes: dict[str, Any], line: str) -> None:
+def test_an_incomplete_or_inconsistent_table_schema_is_refused(
+    tmp_path: Path, changes: dict[str, Any], line: str
+) -> None:
     tree = table_tree(tmp_path / "t.csv", **changes)
     tree["data"]["table"] = {key: value for key, value in tree["data"]["table"].items() if value is not None}
     with pytest.raises(InputError, match=line):
         resolve_cell(tree, "test")
 
 
-def test_the_public_share_of_rows_that_count_is_that_of_rows_that_cells_put_aside() -> None:
+def test_the_public_share_of_counted_rows_is_below_one_only_if_cells_select_test_rows() -> None:
     """Published means are divided by it.  Rows that are put aside by their place all count in their part."""
     for changes, train, test in (
         ({}, 2 / 3, 1 / 3),
@@ -350,7 +354,7 @@ def test_the_public_share_of_rows_that_count_is_that_of_rows_that_cells_put_asid
         assert shares == pytest.approx([train, test])
 
 
-def test_a_description_that_is_not_public_runs_without_noise_only(tmp_path: Path) -> None:
+def test_a_schema_that_is_not_public_is_accepted_in_a_run_without_noise(tmp_path: Path) -> None:
     tree = table_tree(write_csv(tmp_path / "t.csv", rows()), public=False)
     tree["privacy"] = {"relation": "zero-out", "mode": "none"}
     assert len(partition_records(resolve_cell(tree, "test"))) == 2
@@ -384,7 +388,7 @@ def test_scenarios_that_do_not_fit_their_table_are_refused(
         resolve_cell({**table_tree(tmp_path / "t.csv"), **changes}, "test")
 
 
-def test_the_order_of_columns_survives_the_way_to_a_silo(tmp_path: Path) -> None:
+def test_a_schema_survives_serialization_with_sorted_keys(tmp_path: Path) -> None:
     """A guard spells a scenario with sorted keys; its description must be the same one."""
     cell = resolve_cell(table_tree(tmp_path / "t.csv"), "test")
     again = resolve_cell(json.loads(json.dumps(cell.canonical_data(), sort_keys=True)), "test")
@@ -392,7 +396,7 @@ def test_the_order_of_columns_survives_the_way_to_a_silo(tmp_path: Path) -> None
     assert hash(again.data) == hash(cell.data)
 
 
-def test_a_silos_own_table_has_no_column_for_its_site_or_only_its_own(tmp_path: Path) -> None:
+def test_a_silo_table_may_omit_its_site_column_and_may_not_name_another_site(tmp_path: Path) -> None:
     own = [record for record in rows() if record["hospital"] == "south"]
     encoded = load_silo_table(write_csv(tmp_path / "south.csv", own), schema(), 1)
     nameless = load_silo_table(write_csv(tmp_path / "none.csv", without_hospital(own)), schema(), 1)
@@ -403,7 +407,7 @@ def test_a_silos_own_table_has_no_column_for_its_site_or_only_its_own(tmp_path: 
         load_silo_table(tmp_path / "south.csv", schema(), 0)
 
 
-def test_two_columns_of_sites_are_no_table_of_one_site(tmp_path: Path) -> None:
+def test_a_silo_table_with_two_site_columns_is_refused(tmp_path: Path) -> None:
     """Before, records of other sites were taken for this silo's."""
     lines = [",".join([*record.values(), record["hospital"]]) for record in rows()]
     names = ",".join([*rows()[0], "hospital"])
@@ -441,7 +445,7 @@ def test_guarantee_a_number_does_not_depend_on_how_other_cells_are_spelled(texts
     assert cells.vocabulary_indices(["5", "NA", "*"]).tolist() == places
 
 
-def test_values_are_listed_up_to_a_number_of_different_ones() -> None:
+def test_column_values_are_listed_only_up_to_a_limit_of_distinct_values() -> None:
     cells = RawTable.from_texts("t", {"a": ["y", "x", "x", "NA", "z"]}).column("a")
     assert cells.count_values(3) == (3, ("x", "y", "z"))
     assert cells.count_values(2) == (3, ())
@@ -449,7 +453,9 @@ def test_values_are_listed_up_to_a_number_of_different_ones() -> None:
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.lists(st.text(WRITTEN, max_size=6), min_size=2, max_size=2), min_size=1, max_size=4))
-def test_a_file_has_the_cells_that_a_strict_reader_sees(tmp_path: Path, rows_of: list[list[str]]) -> None:
+def test_cells_and_line_numbers_of_a_csv_file_match_a_strict_python_reader(
+    tmp_path: Path, rows_of: list[list[str]]
+) -> None:
     """Quotes, separators and ends of lines inside of cells included, and the lines of messages."""
     path = tmp_path / "t.csv"
     with path.open("w", encoding="utf-8", newline="") as file:
@@ -463,7 +469,9 @@ def test_a_file_has_the_cells_that_a_strict_reader_sees(tmp_path: Path, rows_of:
             assert table.locate_rows([row]) == [reader.line_num]
 
 
-def test_an_end_of_line_inside_of_a_cell_ends_no_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_line_break_inside_a_quoted_cell_does_not_end_the_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Also where Arrow cuts the file into blocks."""
     monkeypatch.setattr(cells_of_files, "_BLOCK_BYTES", 1 << 20)
     long = [("x\n" * 3000 + str(number), str(number)) for number in range(300)]
@@ -477,7 +485,7 @@ def test_an_end_of_line_inside_of_a_cell_ends_no_record(tmp_path: Path, monkeypa
 @pytest.mark.parametrize("end", ["\n", "\r\n"])
 @pytest.mark.parametrize("header", ["a,b", '"a",b', '"a\nx",b', '"a\r\n",b'])
 @pytest.mark.parametrize("start", ["", "\ufeff", "@", "@@", "\ufeff@"])
-def test_empty_lines_before_the_header_make_no_record_of_it(
+def test_empty_lines_before_the_header_of_a_csv_file_are_skipped(
     tmp_path: Path, start: str, header: str, end: str
 ) -> None:
     path = tmp_path / "t.csv"
@@ -486,7 +494,7 @@ def test_empty_lines_before_the_header_make_no_record_of_it(
     assert [cells.to_numbers().tolist() for cells in table.columns.values()] == [[1.0, 3.0], [2.0, 4.0]]
 
 
-def test_cells_are_the_same_in_whatever_blocks_a_file_is_read(
+def test_cells_of_a_csv_file_do_not_depend_on_the_block_size_of_the_reader(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Words that occur first in later blocks, with and without spaces, and more of them than a byte counts."""
@@ -509,7 +517,7 @@ def test_cells_are_the_same_in_whatever_blocks_a_file_is_read(
     assert in_blocks.column("a").arrow_array.indices.type.bit_width == 8
 
 
-def test_features_in_float32_are_those_of_a_wide_table_rounded(tmp_path: Path) -> None:
+def test_float32_features_are_the_rounded_float64_features(tmp_path: Path) -> None:
     path, asked = write_csv(tmp_path / "t.csv", rows()), schema(missing="drop")
     wide, narrow = load_table("t", path, asked, with_cells=True), load_table("t", path, asked, dtype="float32")
     assert (narrow.train_images.dtype, narrow.raw_cells) == (np.float32, None)
@@ -519,7 +527,7 @@ def test_features_in_float32_are_those_of_a_wide_table_rounded(tmp_path: Path) -
     assert wide.raw_cells.shape == (len(wide.train_labels), len(asked.raw_columns))
 
 
-def test_parquet_columns_have_the_words_and_numbers_that_python_gives_them(tmp_path: Path) -> None:
+def test_parquet_columns_give_the_same_texts_and_numbers_as_python_values(tmp_path: Path) -> None:
     held: dict[str, list[Any]] = {
         "whole": [1, 2, None, 4],
         "real": [0.1, None, float("nan"), 1e300],
@@ -540,7 +548,7 @@ def test_parquet_columns_have_the_words_and_numbers_that_python_gives_them(tmp_p
 
 
 @pytest.mark.parametrize(("numbers", "words", "is_of_numbers"), [(18, 2, True), (27, 3, True), (17, 3, False)])
-def test_a_column_may_have_mistakes_in_a_tenth_of_its_numbers(
+def test_a_column_with_at_most_one_tenth_invalid_cells_counts_as_numeric(
     tmp_path: Path, numbers: int, words: int, is_of_numbers: bool
 ) -> None:
     """Before: exactly a tenth made it a column of words, by rounding."""
@@ -550,7 +558,7 @@ def test_a_column_may_have_mistakes_in_a_tenth_of_its_numbers(
     assert (summary.odd_count == words) == is_of_numbers
 
 
-def test_copies_are_counted_and_remedies_named(tmp_path: Path) -> None:
+def test_table_inspection_counts_duplicate_rows_and_suggests_remedies_for_columns(tmp_path: Path) -> None:
     records = [{"a": f"{number},5", "day": f"{number % 28 + 1}.3.2020", "outcome": "x"} for number in range(60)]
     path = write_csv(tmp_path / "t.csv", [*records, *records[:7]])
     table = read_table(path)

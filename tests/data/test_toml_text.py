@@ -12,7 +12,7 @@ NAMES = ["plain", "two words", 'a"b', "back\\slash", "tab\tnew\nline", "delete\x
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_name_reads_back(name: str) -> None:
+def test_every_column_and_class_name_survives_a_toml_round_trip(name: str) -> None:
     """Before, U+007F stood raw in the file, which is no TOML then."""
     assert tomllib.loads(format_toml({"key": [name, {"inner": name}]})) == {"key": [name, {"inner": name}]}
     if name:
@@ -26,7 +26,7 @@ def test_every_name_reads_back(name: str) -> None:
 @pytest.mark.parametrize(
     "value", [0.1, -1e-320, 1e300, 3, True, [], [1, [2.5, "x"]], {"a": [1], "b": {"c": False}}]
 )
-def test_every_value_reads_back_in_one_line(value: object) -> None:
+def test_every_toml_value_is_written_in_one_line_and_survives_a_round_trip(value: object) -> None:
     text = format_toml_value(value)
     assert "\n" not in text
     assert tomllib.loads(f"key = {text}") == {"key": value}

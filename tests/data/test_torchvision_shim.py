@@ -47,7 +47,7 @@ FAILED_BEFORE = "try:\n    import torchvision\nexcept RuntimeError:\n    pass\n"
     [("", "", True), (MISSING_OPERATOR, "", False), (MISSING_OPERATOR, FAILED_BEFORE, False)],
     ids=["imports", "misses an operator", "failed elsewhere before"],
 )
-def test_only_a_missing_operator_is_passed_over(
+def test_torchvision_is_imported_without_operator_registrations_only_if_these_fail(
     tmp_path: Path, registrations: str, before: str, complete: bool
 ) -> None:
     write_torchvision(tmp_path, registrations)
@@ -56,7 +56,7 @@ def test_only_a_missing_operator_is_passed_over(
 
 
 @pytest.mark.parametrize("registrations", ["", MISSING_OPERATOR])
-def test_another_failure_is_not_hidden(tmp_path: Path, registrations: str) -> None:
+def test_other_import_failures_of_torchvision_are_raised(tmp_path: Path, registrations: str) -> None:
     write_torchvision(tmp_path, registrations, last_line="raise RuntimeError('something else')")
     done = run(REPORT, tmp_path)
     assert done.returncode != 0

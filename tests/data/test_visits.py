@@ -11,13 +11,13 @@ from fedpriv.data.partition import counted_mask
 from fedpriv.data.public import TABLE_FILE, VISITS, VISITS_SCHEMA, VISITS_SHA256, make_visits, visits_source
 
 
-def test_the_file_is_the_one_that_its_hash_says(tmp_path: Path) -> None:
+def test_the_generated_visits_table_matches_its_hash(tmp_path: Path) -> None:
     visits_source("below").write(tmp_path)
     content = (tmp_path / "below" / TABLE_FILE).read_bytes()
     assert f"sha256:{hashlib.sha256(content).hexdigest()}" == VISITS_SHA256
 
 
-def test_patients_come_often_to_one_clinic_and_are_for_training_or_for_testing() -> None:
+def test_every_patient_of_the_visits_table_has_one_clinic_and_one_split_part() -> None:
     rows = list(csv.DictReader(io.StringIO(make_visits())))
     whose = {(row["patient"], row["clinic"], row["split"]) for row in rows}
     times = collections.Counter(row["patient"] for row in rows)
@@ -31,7 +31,7 @@ def test_patients_come_often_to_one_clinic_and_are_for_training_or_for_testing()
     assert len(load_held_out(VISITS).labels) == len(rows) - 4900
 
 
-def test_measurements_have_their_public_ranges() -> None:
+def test_the_visits_schema_declares_the_expected_public_ranges() -> None:
     """Features are scaled by them, and a cell outside of its range is clipped."""
     ranges = {name: column.range for name, column in VISITS_SCHEMA.columns.items()}
     assert ranges == {

@@ -37,7 +37,7 @@ def test_services_are_the_superlink_the_job_and_two_for_each_silo(services: dict
     assert set(services) == {"superlink", "job", *silos}
 
 
-def test_every_service_is_watched_limited_and_without_rights(services: dict[str, Any]) -> None:
+def test_every_service_is_monitored_limited_and_unprivileged(services: dict[str, Any]) -> None:
     for name, service in services.items():
         assert service["healthcheck"] == {"disable": True} if name == "job" else service["healthcheck"]["test"], (
             name
@@ -73,20 +73,20 @@ def test_only_the_guard_sees_a_silos_records(services: dict[str, Any], silo: int
             assert not [mount for mount in mounts(service) if f"-{silo}" in mount], name
 
 
-def test_no_container_sees_the_key_that_signs(services: dict[str, Any]) -> None:
+def test_no_container_mounts_the_signing_key_of_the_authority(services: dict[str, Any]) -> None:
     shared = {"./deploy/run", "./deploy/run/authority", "./deploy", "."}
     for name, service in services.items():
         assert not mounts(service) & shared, name
 
 
-def test_no_network_reaches_the_outside_and_no_silo_another(services: dict[str, Any]) -> None:
+def test_all_container_networks_are_internal_and_the_job_has_none(services: dict[str, Any]) -> None:
     networks = yaml.safe_load(COMPOSE.read_text(encoding="utf-8"))["networks"]
     assert all(network == {"internal": True} for network in networks.values())
     assert set(services["superlink"]["networks"]) == set(networks)
     assert services["job"]["network_mode"] == "none"
 
 
-def test_every_guard_and_node_is_another_user_and_a_node_cannot_replace_its_guards_socket(
+def test_guards_and_nodes_are_different_users_and_nodes_mount_the_guard_socket_read_only(
     services: dict[str, Any],
 ) -> None:
     users = [services[f"{kind}-{silo}"]["user"] for kind in ("guard", "node") for silo in SILOS]
@@ -123,12 +123,12 @@ def test_tls_and_authentication_are_the_default(services: dict[str, Any]) -> Non
     assert "--insecure" not in COMPOSE.read_text(encoding="utf-8")
 
 
-def test_the_insecure_file_changes_commands_and_health_checks_only() -> None:
+def test_the_insecure_compose_file_changes_only_commands_and_health_checks() -> None:
     for service in yaml.safe_load(INSECURE.read_text(encoding="utf-8"))["services"].values():
         assert set(service) <= {"command", "healthcheck"}
 
 
-def test_the_image_turns_off_what_flower_would_ask_the_network_for() -> None:
+def test_the_image_disables_flower_telemetry_update_checks_and_runtime_installs() -> None:
     text = (ROOT / "Dockerfile").read_text(encoding="utf-8")
     for variable in (
         "FLWR_TELEMETRY_ENABLED=0",
@@ -138,7 +138,7 @@ def test_the_image_turns_off_what_flower_would_ask_the_network_for() -> None:
         assert variable in text
 
 
-def test_everything_the_image_copies_is_let_through_and_no_key_is() -> None:
+def test_the_docker_build_context_contains_exactly_what_the_image_copies_and_no_key() -> None:
     allowed = {
         line[1:] for line in (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines() if line[0] == "!"
     }
@@ -151,7 +151,7 @@ def test_everything_the_image_copies_is_let_through_and_no_key_is() -> None:
 
 
 @pytest.mark.parametrize("silos", [1, 2, 5])
-def test_another_number_of_silos_and_back(silos: int) -> None:
+def test_the_compose_files_can_be_rewritten_for_another_number_of_silos_and_back(silos: int) -> None:
     for path in (COMPOSE, INSECURE):
         text = path.read_text(encoding="utf-8")
         changed = with_silos(text, silos)
@@ -192,7 +192,7 @@ def compose_command() -> list[str] | None:
         ["docker-compose.hospitals.yml"],
     ],
 )
-def test_compose_itself_accepts_the_files(files: list[str], tmp_path: Path) -> None:
+def test_docker_compose_accepts_the_files_once_a_user_is_set(files: list[str], tmp_path: Path) -> None:
     for path in (COMPOSE, INSECURE, HOSPITALS):
         shutil.copy(path, tmp_path)
     command = [*(compose_command() or []), *(word for file in files for word in ("-f", file)), "config", "--quiet"]
@@ -207,7 +207,7 @@ def test_compose_itself_accepts_the_files(files: list[str], tmp_path: Path) -> N
     assert done.returncode == 0, done.stderr
 
 
-def test_the_hospitals_file_is_that_of_four_silos() -> None:
+def test_the_hospitals_compose_file_is_generated_for_four_silos() -> None:
     """`deploy/silos.py` writes it from docker-compose.yml; only the defaults of the job differ."""
     text = HOSPITALS.read_text(encoding="utf-8")
     assert text == of_hospitals(COMPOSE.read_text(encoding="utf-8"))

@@ -24,7 +24,7 @@ def openssl(*arguments: object) -> str:
     return subprocess.run(["openssl", *map(str, arguments)], capture_output=True, text=True, check=True).stdout
 
 
-def test_keys_of_two_silos_then_of_three(tmp_path: Path) -> None:
+def test_adding_a_third_silo_keeps_all_existing_keys(tmp_path: Path) -> None:
     assert make_keys(tmp_path, 2).returncode == 0
     before = {path: path.read_bytes() for path in tmp_path.rglob("*.key")}
     assert len(before) == 4  # the authority's, the SuperLink's, two SuperNodes'
@@ -44,7 +44,7 @@ def digests(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def test_guarantee_without_the_authoritys_key_no_other_authority_is_made(tmp_path: Path) -> None:
+def test_guarantee_a_missing_authority_key_is_never_replaced_by_a_new_authority(tmp_path: Path) -> None:
     """Was: another authority, with exit code 0, so that no silo could connect any more."""
     make_keys(tmp_path, 2)
     (tmp_path / "authority" / "ca.key").rename(tmp_path / "on another machine")
@@ -71,7 +71,7 @@ def test_a_silo_is_added_without_the_authoritys_key_and_nothing_else_changes(tmp
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, who gives files away")
-def test_root_leaves_a_new_key_to_whom_the_others_belong(tmp_path: Path) -> None:
+def test_root_gives_a_new_key_the_owner_and_mode_of_the_existing_keys(tmp_path: Path) -> None:
     """Was: root's own, mode 0600, so that the SuperLink did not start any more."""
     make_keys(tmp_path, 2)
     nodes = tmp_path / "superlink" / "nodes"
@@ -83,7 +83,7 @@ def test_root_leaves_a_new_key_to_whom_the_others_belong(tmp_path: Path) -> None
     assert (status.st_uid, status.st_gid, stat.S_IMODE(status.st_mode)) == (12345, 23456, 0o640)
 
 
-def test_the_certificate_is_the_authoritys_for_the_names_that_were_given(tmp_path: Path) -> None:
+def test_the_server_certificate_is_signed_by_the_authority_for_the_given_names(tmp_path: Path) -> None:
     assert make_keys(tmp_path, 1, "fl.example.org", "192.0.2.7").returncode == 0
     server, authority = tmp_path / "superlink" / "server.pem", tmp_path / "silo-0" / "node" / "ca.crt"
     assert "OK" in openssl("verify", "-x509_strict", "-CAfile", authority, server)
@@ -92,7 +92,7 @@ def test_the_certificate_is_the_authoritys_for_the_names_that_were_given(tmp_pat
         assert name in names
 
 
-def test_nobody_else_can_read_them_and_each_role_has_its_own(tmp_path: Path) -> None:
+def test_keys_are_readable_by_their_owner_only_and_each_role_has_one(tmp_path: Path) -> None:
     make_keys(tmp_path, 2)
     for path in tmp_path.rglob("*"):
         assert not stat.S_IMODE(path.stat().st_mode) & 0o077, path
@@ -101,7 +101,7 @@ def test_nobody_else_can_read_them_and_each_role_has_its_own(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("arguments", [[], ["folder"], ["folder", "three"]])
-def test_wrong_arguments_are_one_line(arguments: list[str], tmp_path: Path) -> None:
+def test_wrong_arguments_of_the_key_script_are_refused_in_one_line(arguments: list[str], tmp_path: Path) -> None:
     done = make_keys(*[tmp_path / word if word == "folder" else word for word in arguments])
     assert done.returncode == 2
     assert done.stderr.startswith("deploy/make-keys.sh: ")

@@ -28,14 +28,14 @@ def containers(pod: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
-def test_manifests_are_of_kubernetes_schema(path: Path) -> None:
+def test_kubernetes_manifests_conform_to_the_kubernetes_schema(path: Path) -> None:
     kubernetes_validate = pytest.importorskip("kubernetes_validate", reason="needs pip install 'fedpriv[checks]'")
     for document in documents(path):
         kubernetes_validate.validate(document, "1.31", strict=True)
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
-def test_containers_are_hardened_and_of_users_of_their_own(path: Path) -> None:
+def test_kubernetes_containers_are_hardened_and_run_as_different_users(path: Path) -> None:
     pod = pod_of(path.name)
     assert pod["securityContext"]["runAsNonRoot"] is True
     assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
@@ -50,7 +50,7 @@ def test_containers_are_hardened_and_of_users_of_their_own(path: Path) -> None:
     assert len(set(users)) == len(users)
 
 
-def test_the_supernode_mounts_keys_and_socket_and_nothing_else_of_the_silo() -> None:
+def test_the_supernode_container_mounts_only_keys_socket_and_a_temporary_folder() -> None:
     """Guarantee: records, policy, ledger and mark are in no volume that the SuperNode's container mounts."""
     pod = pod_of("silo.yaml")
     guard, node = (containers(pod)[name] for name in ("guard", "node"))
@@ -65,7 +65,7 @@ def test_the_supernode_mounts_keys_and_socket_and_nothing_else_of_the_silo() -> 
     assert volumes["records"]["persistentVolumeClaim"]["readOnly"] is True
 
 
-def test_the_guard_is_a_sidecar_with_its_own_health_and_one_at_a_time() -> None:
+def test_the_guard_runs_as_a_single_sidecar_with_its_own_health_probe() -> None:
     pod = pod_of("silo.yaml")
     guard = containers(pod)["guard"]
     assert guard in pod["initContainers"]
@@ -80,7 +80,7 @@ def test_the_guard_is_a_sidecar_with_its_own_health_and_one_at_a_time() -> None:
     assert (network["spec"]["ingress"], set(network["spec"]["policyTypes"])) == ([], {"Ingress", "Egress"})
 
 
-def test_commands_are_those_that_fedpriv_has() -> None:
+def test_commands_of_the_manifests_exist_in_fedpriv_with_their_options() -> None:
     commands = [each["command"] for path in FILES for each in containers(pod_of(path.name)).values()]
     script = (FOLDER.parent / "supernode.sh").read_text(encoding="utf-8")
     assert "exec fedpriv supernode" in script

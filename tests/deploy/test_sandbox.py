@@ -52,13 +52,13 @@ def ask_guard(folder: Path, unit: str) -> str:
     return done.stdout
 
 
-def test_a_guard_answers_with_its_mark_on_another_disk(tmp_path: Path) -> None:
+def test_a_sandboxed_guard_can_write_its_rollback_mark_on_another_disk(tmp_path: Path) -> None:
     """Was: agreed to, and EROFS in round 1, when other silos had been charged."""
     told = ask_guard(tmp_path, (UNITS / "fedpriv-guard.service").read_text("utf-8"))
     assert "agreement: None\nanswer: (7850,)\nhealth: 0\n" in told
 
 
-def test_a_guard_that_may_not_write_its_mark_is_ill_and_agrees_to_nothing(tmp_path: Path) -> None:
+def test_a_guard_that_cannot_write_its_rollback_mark_is_unhealthy_and_refuses_runs(tmp_path: Path) -> None:
     unit = (UNITS / "fedpriv-guard.service").read_text("utf-8").replace("ReadWritePaths=", "# ReadWritePaths=")
     told = ask_guard(tmp_path, unit)
     assert "agreement: the silo's disk of ledger.mark cannot be written, so nothing is released: Read-only" in told
@@ -90,7 +90,7 @@ print("end:", service.wait(), flush=True)
 """
 
 
-def test_a_superlink_works_and_runs_are_written_where_its_unit_says(tmp_path: Path) -> None:
+def test_a_sandboxed_superlink_can_write_runs_only_where_its_unit_says(tmp_path: Path) -> None:
     """Was: no page and no unit said where, and a run ended without a result."""
     unit = (UNITS / "fedpriv-superlink.service").read_text("utf-8")
     keys = tmp_path / "etc" / "superlink"

@@ -15,7 +15,7 @@ HARDENED = {"ProtectSystem=strict", "NoNewPrivileges=yes", "CapabilityBoundingSe
 
 
 @pytest.mark.parametrize("path", UNITS, ids=lambda path: path.name)
-def test_a_unit_is_hardened_and_comes_back_after_any_end(path: Path) -> None:
+def test_a_systemd_unit_is_hardened_and_always_restarts(path: Path) -> None:
     lines = path.read_text(encoding="utf-8").splitlines()
     assert {"Restart=always", "StartLimitIntervalSec=0", *HARDENED} <= set(lines)
     assert any(line.startswith("MemoryMax=") for line in lines)
@@ -23,13 +23,13 @@ def test_a_unit_is_hardened_and_comes_back_after_any_end(path: Path) -> None:
     assert user not in ("User=root", "User=")
 
 
-def test_each_service_is_another_user() -> None:
+def test_each_systemd_service_runs_as_a_different_user() -> None:
     users = [re.findall("^User=(.*)$", path.read_text(encoding="utf-8"), re.MULTILINE)[0] for path in UNITS]
     assert len(set(users)) == len(UNITS) == 3
 
 
 @pytest.mark.parametrize("path", UNITS, ids=lambda path: path.name)
-def test_a_unit_starts_a_command_with_options_that_it_has(path: Path) -> None:
+def test_a_systemd_unit_starts_an_existing_command_with_existing_options(path: Path) -> None:
     (line,) = re.findall("^ExecStart=/opt/fedpriv/bin/fedpriv (.*)$", path.read_text("utf-8"), re.MULTILINE)
     words = line.split()
     command = words[:2] if words[0] == "silo" else words[:1]
@@ -39,7 +39,7 @@ def test_a_unit_starts_a_command_with_options_that_it_has(path: Path) -> None:
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs apt-get install systemd")
 @pytest.mark.parametrize("path", UNITS, ids=lambda path: path.name)
-def test_systemd_takes_a_unit_and_finds_little_exposed(path: Path, tmp_path: Path) -> None:
+def test_systemd_accepts_a_unit_and_rates_its_exposure_as_low(path: Path, tmp_path: Path) -> None:
     unit = tmp_path / path.name.replace("@.", "@0.")
     unit.write_text(path.read_text("utf-8").replace("/opt/fedpriv/bin/fedpriv", "/bin/true"), "utf-8")
     verified = subprocess.run(

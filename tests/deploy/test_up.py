@@ -25,7 +25,9 @@ def commands(folder: Path, code: int) -> None:
 
 
 @pytest.mark.parametrize("code", [0, 1, 2, 137])
-def test_it_ends_with_the_jobs_code_and_ends_no_other_container(tmp_path: Path, code: int) -> None:
+def test_the_up_script_exits_with_the_code_of_the_job_and_stops_no_other_container(
+    tmp_path: Path, code: int
+) -> None:
     """Was: `--exit-code-from job` ended everything, with 137, when one SuperNode crashed."""
     (tmp_path / "deploy").mkdir()
     shutil.copy(ROOT / "deploy" / "up.sh", tmp_path / "deploy")
@@ -49,7 +51,7 @@ def test_it_ends_with_the_jobs_code_and_ends_no_other_container(tmp_path: Path, 
     ]
 
 
-def test_no_document_and_no_script_ends_everything_with_the_first_container_that_ends() -> None:
+def test_no_document_or_script_uses_the_option_exit_code_from() -> None:
     for path in (
         *ROOT.glob("*.md"),
         *ROOT.glob("docs/*.md"),
@@ -74,7 +76,7 @@ def locked() -> dict[str, str]:
     return {name_of(block): block for block in blocks}
 
 
-def test_everything_has_a_hash_and_the_version_that_was_tested() -> None:
+def test_every_locked_requirement_has_a_hash_and_the_tested_version() -> None:
     constraints = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
     tested = {name_of(line): line.partition("==")[2] for line in constraints if "==" in line}
     for name, block in locked().items():
@@ -83,12 +85,12 @@ def test_everything_has_a_hash_and_the_version_that_was_tested() -> None:
             assert f"=={tested[name]}" in block.splitlines()[0], name
 
 
-def test_all_that_the_project_asks_for_is_in_it_but_torch() -> None:
+def test_locked_requirements_cover_all_dependencies_except_torch() -> None:
     project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     wanted = lock["wanted"](project, (ROOT / "deploy" / "requirements.in").read_text(encoding="utf-8"))
     assert {name_of(line) for line in wanted} <= set(locked())
     assert not {"torch", "torchvision"} & set(locked())
 
 
-def test_it_names_no_host() -> None:
+def test_the_locked_requirements_name_no_host() -> None:
     assert "://" not in (ROOT / "deploy" / "requirements.txt").read_text(encoding="utf-8")

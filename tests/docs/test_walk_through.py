@@ -48,7 +48,7 @@ def visited(codes: dict[CodeType, str], scenario: Path, out: Path) -> list[str]:
     return list(order)
 
 
-def test_a_run_visits_every_step_by_the_names_and_in_the_order_of_the_page(tmp_path: Path) -> None:
+def test_a_run_calls_the_functions_of_the_architecture_page_in_order(tmp_path: Path) -> None:
     assert len(STEPS) == 15
     scenario = tmp_path / "small.toml"
     scenario.write_text(toml(small_tree()), encoding="utf-8")
@@ -56,7 +56,7 @@ def test_a_run_visits_every_step_by_the_names_and_in_the_order_of_the_page(tmp_p
     assert (tmp_path / "run" / "results.json").exists()
 
 
-def test_the_committed_figure_is_made_of_these_very_steps_and_of_the_code_as_it_is() -> None:
+def test_the_committed_architecture_figure_matches_the_page_and_the_code() -> None:
     rows = re.findall(r"^\| ([^|]+) \| `(?:fedpriv\.)?([\w.]+:[\w.]+)` \|$", PAGE, flags=re.MULTILINE)
     assert [(step.words, step.name) for step in one_round.STEPS] == rows
     assert [code_of(name) for name in STEPS] == [code(step.function) for step in one_round.STEPS]
@@ -75,7 +75,7 @@ def toml(tree: dict[str, Any]) -> str:
     return "\n".join(tops)
 
 
-def test_where_do_i_change_has_its_answers_and_names_files_that_are_there() -> None:
+def test_the_section_where_do_i_change_names_existing_files() -> None:
     section = PAGE.partition("## Where do I change")[2].partition("\n## ")[0]
     rows = re.findall(r"^\| (?!what \||---)[^|]+ \| (.+) \|$", section, flags=re.MULTILINE)
     files = [name for row in rows for name in re.findall(r"`([\w/]+(?:\.py|/))`", row)]

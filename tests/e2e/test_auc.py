@@ -23,14 +23,14 @@ def by_ranks(labels: NDArray[np.int64], scores: NDArray[np.float64]) -> float:
     return float(mannwhitneyu(ones, zeros).statistic) / (len(ones) * len(zeros))
 
 
-def test_ranks_are_scikit_learns() -> None:
+def test_the_rank_based_reference_auc_equals_that_of_scikit_learn() -> None:
     metrics = pytest.importorskip("sklearn.metrics", reason="needs pip install 'fedpriv[learners]'")
     draw = np.random.default_rng(3)
     labels, scores = draw.integers(0, 2, 200), draw.integers(0, 30, 200).astype(float)
     assert by_ranks(labels, scores) == pytest.approx(metrics.roc_auc_score(labels, scores), abs=1e-12)
 
 
-def test_next_to_no_noise_gives_the_figures_of_the_ranks(tmp_path: Path) -> None:
+def test_released_auc_with_negligible_noise_is_near_the_rank_based_auc(tmp_path: Path) -> None:
     tree = cell_of(tmp_path, mu=4000.0, curves={**CURVES, "bins": 256}).canonical_data()
     seed = tree.pop("seed")
     write_csv(tmp_path / "table.csv", rows(600))
@@ -49,7 +49,7 @@ def within(found: list[Row]) -> bool:
 
 
 @pytest.mark.deployment
-def test_four_hospitals_release_the_auc_of_their_ranks_through_guards(
+def test_the_auc_interval_that_four_hospitals_release_contains_the_exact_auc(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     try:

@@ -14,7 +14,7 @@ from tests.cli.command import fedpriv as command
 
 @pytest.mark.slow
 @pytest.mark.parametrize("path", sorted(SCENARIOS.glob("*.toml")), ids=lambda path: path.stem)
-def test_a_reduced_run_is_certified_and_verifies_without_data(
+def test_the_certificate_of_every_reduced_scenario_run_verifies_without_the_data(
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FEDPRIV_WEIGHTS", str(WEIGHTS))

@@ -122,7 +122,7 @@ def add_silo(containers: Containers) -> None:
     say("a fourth silo is connected, and the SuperLink was not started again")
 
 
-def test_a_superlink_that_is_killed_loses_a_part_or_is_restarted_finds_sites_that_were_left_alone(
+def test_a_run_survives_kills_and_restarts_of_the_superlink_with_the_same_model(
     containers: Containers,
 ) -> None:
     """Three times in one run, once a silo was added: sites reconnect, model and ledgers are those without it."""
@@ -179,7 +179,7 @@ def replay(containers: Containers, keys: list[str]) -> np.ndarray:
     return np.asarray(np.load(containers.checkout / "runs" / "replay.npy"))
 
 
-def test_a_containers_health_is_its_own(containers: Containers) -> None:
+def test_the_health_of_a_container_does_not_depend_on_other_containers(containers: Containers) -> None:
     """A SuperNode whose SuperLink is away is well; one that does nothing for a minute is not, and its guard is."""
     try:
         started = containers.compose("up", "--detach", "superlink", "guard-0", "node-0", "guard-1", "node-1")
@@ -202,7 +202,7 @@ def test_a_containers_health_is_its_own(containers: Containers) -> None:
         containers.compose("down")
 
 
-def test_guarantee_a_ledgers_volume_that_is_put_back_alone_is_refused(containers: Containers) -> None:
+def test_guarantee_a_rolled_back_ledger_volume_without_its_mark_volume_is_refused(containers: Containers) -> None:
     """Its mark has a volume of its own; what such a ledger allows, others have read already."""
     state = containers.compose("run", "--rm", "--no-deps", "guard-0", "ls", "/silo/ledger", "/silo/mark").stdout
     assert re.search(r"/silo/mark:\s+ledger.mark\s*$", state), state

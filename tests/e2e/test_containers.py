@@ -44,7 +44,7 @@ def test_a_guard_refuses_a_run_without_noise_and_the_job_fails(containers: Conta
     assert not containers.results("noise-free")["complete"]
 
 
-def test_a_noisy_run_differs_from_the_simulation_by_noise_of_the_same_size_and_its_own(
+def test_a_container_run_has_noise_of_the_simulated_size_and_independent_direction(
     containers: Containers,
 ) -> None:
     """Its distance from the noise-free model is that of seeded runs, its direction is none of theirs.
@@ -85,13 +85,13 @@ def test_a_noisy_run_differs_from_the_simulation_by_noise_of_the_same_size_and_i
     assert np.abs(noises @ noise / (sizes * np.linalg.norm(noise))).max() < 0.07
 
 
-def test_the_budget_is_spent_in_the_ledger_that_outlives_the_containers(containers: Containers) -> None:
+def test_the_spent_budget_persists_after_the_containers_are_recreated(containers: Containers) -> None:
     done = containers.up(NOISY)
     assert done.returncode != 0
     assert "the budget is 2" in done.stdout, done.stdout[-3000:]
 
 
-def test_without_noise_the_containers_compute_what_the_simulation_computes(containers: Containers) -> None:
+def test_containers_without_noise_compute_the_model_of_the_simulation(containers: Containers) -> None:
     for policy in containers.checkout.glob("deploy/run/silo-*/guard/policy.toml"):
         policy.write_text(policy.read_text(encoding="utf-8") + "noise_free = true\n", encoding="utf-8")
     shutil.rmtree(containers.checkout / "runs" / "noise-free", ignore_errors=True)  # of the refused run
@@ -106,7 +106,7 @@ def test_without_noise_the_containers_compute_what_the_simulation_computes(conta
     assert cell["test_accuracy"] == simulated["test_accuracy"]
 
 
-def test_what_containers_may_do_while_they_run(containers: Containers) -> None:
+def test_running_containers_have_restricted_users_files_and_networks(containers: Containers) -> None:
     """Asked of the daemon and from inside, not of the compose file."""
     try:
         services = ("superlink", "guard-0", "node-0", "guard-1", "node-1")

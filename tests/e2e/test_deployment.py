@@ -50,7 +50,7 @@ def left_running(home: Path) -> list[psutil.Process]:
 
 
 @pytest.mark.slow
-def test_a_short_federation_of_processes_leaves_results_and_nothing_else(tmp_path: Path, home: Path) -> None:
+def test_a_local_deployment_leaves_results_but_no_processes_or_keys(tmp_path: Path, home: Path) -> None:
     running = start(tmp_path / "run", home, "--set", "federation.rounds=2", "--set", "federation.silos=2")
     output, _ = running.communicate(timeout=300)
     assert running.returncode == 0, output
@@ -65,7 +65,9 @@ def test_a_short_federation_of_processes_leaves_results_and_nothing_else(tmp_pat
 
 @pytest.mark.deployment
 @pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupted_run_leaves_nothing_running_and_resumes(tmp_path: Path, stop: signal.Signals) -> None:
+def test_an_interrupted_deployment_leaves_no_processes_and_can_be_resumed(
+    tmp_path: Path, stop: signal.Signals
+) -> None:
     home, out = tmp_path / "h", tmp_path / "run"
     home.mkdir()
     running = start(out, home)
@@ -85,7 +87,7 @@ def test_an_interrupted_run_leaves_nothing_running_and_resumes(tmp_path: Path, s
 
 @pytest.mark.deployment
 @pytest.mark.parametrize("engine", ["deployment", "ray"])
-def test_a_command_that_is_killed_leaves_nothing_running_and_no_keys(tmp_path: Path, engine: str) -> None:
+def test_a_killed_run_command_leaves_no_processes_and_no_keys(tmp_path: Path, engine: str) -> None:
     """SIGKILL leaves it no moment to clean up; a stranger would find servers without an owner."""
     if engine == "ray":
         pytest.importorskip("ray", reason="needs pip install 'fedpriv[ray]'")
@@ -111,7 +113,7 @@ def test_a_command_that_is_killed_leaves_nothing_running_and_no_keys(tmp_path: P
 
 
 @pytest.mark.deployment
-def test_a_supernode_that_ends_for_good_ends_the_command(
+def test_a_local_deployment_ends_when_a_supernode_exits_with_an_error(
     tmp_path: Path, small_cell: Callable[..., Cell], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It was waited for, in silence, until the patience of the scenario was over."""
@@ -124,7 +126,7 @@ def test_a_supernode_that_ends_for_good_ends_the_command(
 
 
 @pytest.mark.deployment
-def test_twenty_silos_as_processes_of_one_machine(tmp_path: Path) -> None:
+def test_a_local_deployment_of_twenty_silos_completes(tmp_path: Path) -> None:
     home = tmp_path / "h"
     home.mkdir()
     sizes = ("federation.silos=20", "federation.rounds=3", "federation.batch=50", "deployment.patience=900")

@@ -25,7 +25,7 @@ def listed(fed: Federation, what: str) -> list[dict[str, Any]]:
     return list(json.loads(asked(fed, what, "--json")[1]))
 
 
-def test_an_orphan_is_seen_stopped_and_resumed(tmp_path: Any) -> None:
+def test_an_orphaned_run_can_be_listed_stopped_and_resumed(tmp_path: Any) -> None:
     with federation(tmp_path, "federation.rounds=12") as fed:
         assert asked(fed, "status")[0] == 1
         fed.start_silos()

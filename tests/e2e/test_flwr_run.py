@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.deployment
 
 
-def test_flwr_run_of_the_repository_leaves_a_run_with_a_model_worth_having(tmp_path: Path) -> None:
+def test_flwr_run_of_the_repository_trains_an_accurate_private_model(tmp_path: Path) -> None:
     """The default run: ten silos, MNIST."""
     try:
         load("mnist")
@@ -30,7 +30,7 @@ def test_flwr_run_of_the_repository_leaves_a_run_with_a_model_worth_having(tmp_p
     assert (cell["mu"], cell["guarantee"]) == (pytest.approx(1.0), "gaussian-dp")
 
 
-def test_flwr_run_of_a_small_scenario(tmp_path: Path) -> None:
+def test_flwr_run_accepts_scenario_overrides_and_an_output_folder(tmp_path: Path) -> None:
     """One's own keys in the run configuration: overrides, a folder."""
     keys = {"set": "data.name=synthetic federation.silos=2 federation.rounds=3 federation.batch=50", "out": "mine"}
     said = flwr_run(ROOT, 2, keys, tmp_path)

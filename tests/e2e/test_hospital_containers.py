@@ -37,7 +37,7 @@ def hospitals(docker: Docker, tmp_path_factory: pytest.TempPathFactory) -> Itera
         yield ready
 
 
-def test_every_hospital_has_its_own_rows_and_no_other_container_reads_them(hospitals: Containers) -> None:
+def test_only_the_guard_container_of_a_hospital_contains_its_rows(hospitals: Containers) -> None:
     """Asked from inside; a hospital's name stands in every row of its own file."""
     names = set()
     count = "wc -l < /silo/shard.csv; tail -n +2 /silo/shard.csv | cut -d , -f 1 | sort -u"
@@ -53,7 +53,7 @@ def test_every_hospital_has_its_own_rows_and_no_other_container_reads_them(hospi
     assert (hospitals.checkout / "docker-compose.yml").read_text().count("\n  guard-") == 3  # left as it was
 
 
-def test_four_hospitals_train_and_their_budgets_are_spent(hospitals: Containers) -> None:
+def test_four_hospital_containers_train_once_and_then_refuse_for_lack_of_budget(hospitals: Containers) -> None:
     done = hospitals.compose("ps", "--quiet")
     assert done.returncode == 0, done.stderr
     first = hospitals.up(SCENARIO)

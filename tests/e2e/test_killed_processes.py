@@ -21,7 +21,9 @@ PRIVATE = "fedpriv.addons.services.flower_private"
 
 
 @pytest.mark.parametrize("trust", ["untrusted", "trusted", "secure-aggregation"])
-def test_a_silo_that_is_killed_and_restarted_goes_on_from_its_ledger(tmp_path: Path, trust: str) -> None:
+def test_a_killed_and_restarted_silo_continues_from_its_ledger_with_the_same_model(
+    tmp_path: Path, trust: str
+) -> None:
     with federation(tmp_path, f"algorithm.trust={trust}") as fed:
         fed.start_silos()
         running = fed.run()
@@ -42,7 +44,7 @@ def test_a_silo_that_is_killed_and_restarted_goes_on_from_its_ledger(tmp_path: P
         assert not (fed.own() / "journal" / "noise.key").exists()
 
 
-def test_a_silo_that_never_comes_back_ends_the_run_with_its_number_and_round(tmp_path: Path) -> None:
+def test_a_silo_lost_for_good_ends_the_run_with_an_error_naming_silo_and_round(tmp_path: Path) -> None:
     with federation(tmp_path, "deployment.patience=20") as fed:
         fed.start_silos()
         running = fed.run()
@@ -59,7 +61,7 @@ def test_a_silo_that_never_comes_back_ends_the_run_with_its_number_and_round(tmp
         assert not (tmp_path / "run" / "models").exists()
 
 
-def test_a_superlink_that_is_restarted_goes_on_with_its_silos_and_its_run(tmp_path: Path) -> None:
+def test_a_restarted_superlink_continues_the_run_with_its_silos(tmp_path: Path) -> None:
     """A silo that was added meanwhile takes no part, and ends nothing."""
     with federation(tmp_path, f"federation.rounds={ROUNDS}", "federation.batch=45") as fed:
         fed.start_silos()
@@ -115,7 +117,7 @@ def add_silo(fed: Federation) -> None:
     say(f"silo {number} is connected after round {fed.rounds_done()}")
 
 
-def test_a_superlink_whose_executor_is_killed_ends_and_says_so(tmp_path: Path) -> None:
+def test_a_superlink_whose_executor_is_killed_ends_with_a_log_message(tmp_path: Path) -> None:
     with federation(tmp_path) as fed:
         fed.start_silos()
         running = fed.run()
@@ -136,7 +138,7 @@ def executor_of(fed: Federation) -> psutil.Process:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_a_helper_that_is_killed_at_random_is_noticed_and_the_run_ends_right(tmp_path: Path, seed: int) -> None:
+def test_a_helper_process_killed_at_a_random_time_does_not_change_the_model(tmp_path: Path, seed: int) -> None:
     """Guarantee: no helper process is one that nobody watches."""
     rng = np.random.default_rng([46, seed])
     with federation(tmp_path) as fed:
@@ -183,7 +185,7 @@ def kill_executor(fed: Federation) -> None:
 
 
 @pytest.mark.parametrize("trust", ["untrusted", "trusted", "secure-aggregation"])
-def test_a_server_that_is_killed_goes_on_with_resume(tmp_path: Path, trust: str) -> None:
+def test_a_killed_server_continues_after_resume_with_the_same_model(tmp_path: Path, trust: str) -> None:
     with federation(tmp_path, f"algorithm.trust={trust}") as fed:
         fed.start_silos()
         running = fed.run()

@@ -15,7 +15,7 @@ LOSS, ACCURACY, *_ = METRICS
 
 @pytest.mark.slow
 @pytest.mark.parametrize("table", ["mnist-untrusted", "mnist-trusted"])
-def test_column_of_a_hundred_silos(table: str) -> None:
+def test_the_published_losses_for_a_hundred_silos_are_reproduced(table: str) -> None:
     """Six of the eighteen cells, three seeds each: 360,000 silo-rounds with noise drawn per silo."""
     scenario = load_scenario(SCENARIOS / f"{table}.toml", ["federation.silos=100", "seeds=3"])
     losses: dict[float, list[float]] = {}

@@ -31,7 +31,7 @@ def connected(fed: Federation) -> dict[int, bool]:
     return {silo.silo: silo.connected for silo in list_silos(fed.link.control)}
 
 
-def test_a_stolen_key_is_revoked_and_its_silo_goes_on_with_another(tmp_path: Path) -> None:
+def test_a_revoked_key_is_refused_and_its_silo_continues_with_a_new_key(tmp_path: Path) -> None:
     """Guarantee: a key that was taken out of `nodes` opens nothing; a silo is what its key is registered as."""
     with federation(tmp_path, "federation.rounds=12", "deployment.patience=600") as fed:
         fed.start_silos()

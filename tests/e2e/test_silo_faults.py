@@ -22,7 +22,7 @@ from tests.e2e.federation import federation, finish, kill_process, results, say
 pytestmark = pytest.mark.deployment
 
 
-def test_a_slow_silo_is_waited_for_and_a_question_delivered_twice_gets_the_same_bytes(tmp_path: Path) -> None:
+def test_the_server_waits_for_a_slow_silo_and_a_repeated_query_gets_the_same_bytes(tmp_path: Path) -> None:
     with federation(tmp_path, "federation.rounds=4") as fed:
         fed.start_silos()
         running = fed.run()
@@ -48,7 +48,7 @@ def test_a_slow_silo_is_waited_for_and_a_question_delivered_twice_gets_the_same_
         assert np.array_equal(fed.model(), fed.replay(silo_keys, server_key))
 
 
-def test_two_runs_at_once_keep_apart(tmp_path: Path) -> None:
+def test_two_concurrent_runs_have_separate_answers_and_share_the_budget(tmp_path: Path) -> None:
     with federation(tmp_path, "federation.rounds=3", budget=1.5) as fed:
         fed.start_silos()
         say("two runs on one SuperLink and the same silos, whose budget is 1.5 runs")
@@ -66,7 +66,7 @@ def test_two_runs_at_once_keep_apart(tmp_path: Path) -> None:
         say(output.strip().splitlines()[-1])
 
 
-def test_corrupt_records_are_never_served(tmp_path: Path) -> None:
+def test_a_guard_with_a_corrupt_shard_does_not_start_and_the_run_ends(tmp_path: Path) -> None:
     with federation(tmp_path, "deployment.patience=40") as fed:
         shard = tmp_path / "silos" / "silo-1" / "shard.npz"
         shard.write_bytes(shard.read_bytes()[:-2000])
@@ -91,7 +91,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "--lazy", str(disk)], check=True)
 
 
-def test_a_full_disk_releases_nothing_and_the_run_goes_on_when_there_is_room(
+def test_a_silo_with_a_full_disk_releases_nothing_until_there_is_space_again(
     tmp_path: Path, small_disk: Path
 ) -> None:
     with federation(tmp_path) as fed:
@@ -116,7 +116,7 @@ def test_a_full_disk_releases_nothing_and_the_run_goes_on_when_there_is_room(
         assert np.array_equal(fed.model(), fed.replay(silo_keys, server_key))
 
 
-def test_a_silo_with_the_wrong_key_is_not_let_in(tmp_path: Path) -> None:
+def test_a_silo_with_an_unregistered_key_cannot_connect(tmp_path: Path) -> None:
     """Silo 2's key is not the one that was registered."""
     with federation(tmp_path, "deployment.patience=20") as fed:
         key = fed.silos[2].key_folder / NODE_KEY_FILE
@@ -132,7 +132,7 @@ def test_a_silo_with_the_wrong_key_is_not_let_in(tmp_path: Path) -> None:
         assert fed.rounds_done() == 0
 
 
-def test_a_run_goes_on_without_a_silo_that_never_comes_back(tmp_path: Path) -> None:
+def test_a_run_that_allows_missing_silos_continues_without_a_lost_silo(tmp_path: Path) -> None:
     with federation(tmp_path, "deployment.missing=continue", "deployment.patience=20") as fed:
         fed.start_silos()
         running = fed.run("--quiet")
@@ -153,7 +153,7 @@ def test_a_run_goes_on_without_a_silo_that_never_comes_back(tmp_path: Path) -> N
         assert np.isfinite(fed.model()).all()
 
 
-def test_refusals_of_all_silos_are_told_before_round_1_and_nothing_is_charged(tmp_path: Path) -> None:
+def test_the_refusals_of_all_silos_are_reported_before_round_1_without_a_charge(tmp_path: Path) -> None:
     """Silo 0 allows fewer rounds, silo 2 has less budget; masked messages, whose keys would open the run."""
     with federation(tmp_path, "algorithm.trust=secure-aggregation") as fed:
         for number, (key, bound) in {0: ("rounds", "2"), 2: ("budget", "0.5")}.items():

@@ -11,7 +11,7 @@ from tests.study.test_statistics import tree_of
 
 @pytest.mark.deployment
 @pytest.mark.parametrize("trust", ["untrusted", "secure-aggregation", "trusted"])
-def test_a_deployment_releases_counts_near_the_truth(
+def test_a_deployment_releases_counts_within_five_standard_errors_of_the_truth(
     tmp_path: Path, trust: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))

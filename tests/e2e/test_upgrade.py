@@ -67,7 +67,7 @@ def upgrade(fed: Federation, number: int, wanted: int, running: "subprocess.Pope
     fed.wait_for_round(wanted, running)
 
 
-def test_sites_and_then_the_coordinator_are_upgraded_one_after_the_other_while_a_run_goes_on(
+def test_upgrading_sites_and_coordinator_during_a_run_does_not_change_the_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Guarantee: each round is released once, at the run's one price, with the bytes of a run without upgrades."""
@@ -97,7 +97,7 @@ def test_sites_and_then_the_coordinator_are_upgraded_one_after_the_other_while_a
         assert np.array_equal(fed.model(), fed.replay(*keys))
 
 
-def test_a_site_of_another_protocol_is_refused_in_words_before_anything_is_charged(
+def test_a_site_with_another_protocol_version_is_refused_before_anything_is_charged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     older = package(OLDER, OLDER_VERSION, tmp_path / "older")

@@ -10,7 +10,7 @@ from tests.engines.builders import run_cell, small_cell
 
 
 @pytest.mark.parametrize(("read", "gathered"), [("every batch in every round", 1), ("one batch a round", 8)])
-def test_rounds_that_read_the_same_records_gather_them_once(
+def test_rounds_reading_the_same_records_gather_their_batch_once_without_changing_a_bit(
     monkeypatch: pytest.MonkeyPatch, read: str, gathered: int
 ) -> None:
     """Where a round fills a block; the model is that of rounds gathered in one block."""

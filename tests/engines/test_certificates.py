@@ -30,7 +30,7 @@ from tests.cli.command import answer_of
 from tests.engines.builders import small_cell
 
 
-def test_a_certificate_that_has_expired_is_named_with_its_date_before_anything_is_asked(tmp_path: Path) -> None:
+def test_an_expired_certificate_is_reported_with_its_date_before_any_connection(tmp_path: Path) -> None:
     """Was: 93 s, and "unavailable"."""
     certificates.make_server_keys(tmp_path)
     certificates.check_certificates(tmp_path / "ca.crt", tmp_path / "server.pem")
@@ -42,7 +42,7 @@ def test_a_certificate_that_has_expired_is_named_with_its_date_before_anything_i
 
 
 @pytest.mark.parametrize("content", [None, b"", b"no certificate"])
-def test_a_file_without_a_certificate_is_one_line(tmp_path: Path, content: bytes | None) -> None:
+def test_a_file_without_a_certificate_is_refused_in_one_line(tmp_path: Path, content: bytes | None) -> None:
     path = tmp_path / "ca.crt"
     if content is not None:
         path.write_bytes(content)
@@ -64,7 +64,7 @@ def in_days(days: int) -> str:
 FOR_SERVERS = ("-x509_strict", "-purpose", "sslserver")
 
 
-def test_keys_of_a_run_verify_and_nobody_else_can_read_the_private_ones(tmp_path: Path) -> None:
+def test_generated_server_certificates_verify_and_their_private_key_is_owner_only(tmp_path: Path) -> None:
     certificates.make_server_keys(tmp_path)
     assert verifies(tmp_path, *FOR_SERVERS, "-verify_ip", "127.0.0.1")
     assert stat.S_IMODE((tmp_path / "server.key").stat().st_mode) == 0o600
@@ -72,13 +72,13 @@ def test_keys_of_a_run_verify_and_nobody_else_can_read_the_private_ones(tmp_path
 
 
 @pytest.mark.parametrize("days", [-3650, 0, 8, 400, 36500])
-def test_the_certificates_of_a_service_outlast_it_whatever_its_clock_says(tmp_path: Path, days: int) -> None:
+def test_generated_server_certificates_verify_at_dates_decades_apart(tmp_path: Path, days: int) -> None:
     """Was: seven days, after which everything stopped."""
     certificates.make_server_keys(tmp_path)
     assert verifies(tmp_path, *FOR_SERVERS, "-attime", in_days(days))
 
 
-def test_guarantee_nothing_but_the_servers_own_certificate_is_vouched_for(tmp_path: Path) -> None:
+def test_guarantee_the_generated_authority_vouches_only_for_the_certificate_of_the_server(tmp_path: Path) -> None:
     """Would gain, with a key that signed kept: another certificate for the port of a process that ended."""
     certificates.make_server_keys(tmp_path)
     (own,) = certificates.read_certificates(tmp_path / "ca.crt")
@@ -108,7 +108,7 @@ def pass_days(monkeypatch: pytest.MonkeyPatch, days: int) -> None:
     monkeypatch.setattr(certificates, "_now", lambda: then)
 
 
-def test_a_certificate_is_told_of_thirty_days_before_its_end_and_renewed_with_the_same_key_and_names(
+def test_an_expiring_certificate_is_reported_and_renewed_with_the_same_key_and_names(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     keys, authority = keys_between_machines(tmp_path)
@@ -138,7 +138,9 @@ def test_a_certificate_is_told_of_thirty_days_before_its_end_and_renewed_with_th
     assert verifies(keys, "-attime", in_days(340))
 
 
-def test_another_authority_renews_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_certificate_cannot_be_renewed_by_another_or_expiring_authority(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     keys, authority = keys_between_machines(tmp_path / "one")
     _, other = keys_between_machines(tmp_path / "two")
     served = (keys / "server.pem").read_bytes()
@@ -155,7 +157,7 @@ def test_another_authority_renews_nothing(tmp_path: Path, monkeypatch: pytest.Mo
     assert (keys / "server.pem").read_bytes() == served
 
 
-def test_a_certificate_that_was_renewed_is_served_without_a_restart_and_a_broken_one_is_not(
+def test_a_renewed_certificate_is_served_without_a_restart_and_a_damaged_one_is_ignored(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "fedpriv")
@@ -189,7 +191,7 @@ def serial(config: uvicorn.Config) -> int:
     return x509.load_der_x509_certificate(shown).serial_number
 
 
-def test_a_node_keys_public_half_is_the_one_that_is_registered(tmp_path: Path) -> None:
+def test_the_public_key_file_of_a_node_matches_its_private_key(tmp_path: Path) -> None:
     private, public = tmp_path / "node.key", tmp_path / "silo-0.pub"
     certificates.make_node_key(private, public)
     assert certificates.node_public_key(public)
@@ -199,14 +201,14 @@ def test_a_node_keys_public_half_is_the_one_that_is_registered(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("content", ["", "no key", "ssh-rsa nonsense", "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAI"])
-def test_a_public_key_that_is_none_is_one_line(tmp_path: Path, content: str) -> None:
+def test_a_malformed_public_key_is_refused_in_one_line(tmp_path: Path, content: str) -> None:
     path = tmp_path / "silo-0.pub"
     path.write_text(content)
     with pytest.raises(InputError, match=r"silo-0\.pub: expected a"):
         certificates.node_public_key(path)
 
 
-def test_a_run_whose_silo_has_ended_ends_in_one_line(tmp_path: Path) -> None:
+def test_a_run_ends_in_one_line_when_the_supernode_of_a_silo_ended(tmp_path: Path) -> None:
     link, progress = SuperLink(ControlClient("127.0.0.1:1")), RunProgress(RunObserver(), 0, 3)
     with pytest.raises(RunError, match="silo 2's supernode ended with exit code 1"):
         follow_run(link, 1, FolderReader(tmp_path), lambda: "silo 2's supernode ended with exit code 1", progress)

@@ -105,13 +105,13 @@ def replicates(cell: Cell) -> list[Cell]:
 @pytest.mark.parametrize(
     ("name", "epochs"), in_turn([*(kind.name for kind in SELECTABLE_MECHANISMS), AUTO], [3, 1])
 )
-def test_every_mechanism_goes_on_with_the_same_bits(name: str, epochs: int) -> None:
+def test_resuming_from_a_checkpoint_gives_the_same_bits_for_every_mechanism(name: str, epochs: int) -> None:
     for trust in ("untrusted", "trusted"):
         cell = fit_cell_noise(mechanism_cell("dp-ftrl", trust, epochs, mechanism=name, clip=1.0))
         check(replicates(cell), (1, 4, 6))
 
 
-def test_how_many_were_clipped_is_counted_over_all_attempts() -> None:
+def test_the_clipped_fraction_of_a_resumed_run_counts_all_attempts() -> None:
     cells = replicates(mechanism_cell("dp-ftrl", "trusted", clip=4.0))
     shares = [outcome.cell_outcome.fraction_clipped for outcome in run_vectorized(cells, Recorder())]
     assert all(share is not None and 0.0 < share < 1.0 for share in shares)
@@ -132,7 +132,7 @@ def one_schedule(name: str, place: int) -> str:
         [(name, one_schedule(name, place)) for place, name in enumerate(ALGORITHMS)],
     ),
 )
-def test_every_row_goes_on_with_the_same_bits(name: str, schedule: str) -> None:
+def test_resuming_from_a_checkpoint_gives_the_same_bits_for_every_algorithm(name: str, schedule: str) -> None:
     """Optimizers, estimators, secret participation, local training."""
     cells = [usable(name, schedule, trust, private) for private in (True, False) for trust in TRUSTS]
     for cell in [cell for cell in cells if cell is not None][:1]:  # where noise is added makes no other state
@@ -141,21 +141,21 @@ def test_every_row_goes_on_with_the_same_bits(name: str, schedule: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("sampling", ["fixed", "poisson"])
-def test_silos_that_drop_out_go_on_with_the_same_bits(sampling: str) -> None:
+def test_resuming_from_a_checkpoint_gives_the_same_bits_with_absent_silos(sampling: str) -> None:
     algorithm = BANDED if sampling == "fixed" else SGD
     federation = {**ROUNDS, "sampling": sampling}
     check([dropping(algorithm=algorithm, federation=federation, seed=seed) for seed in (1, 2)], (1, 2, 3))
 
 
 @pytest.mark.slow
-def test_single_precision_in_blocks_goes_on_with_the_same_bits() -> None:
+def test_resuming_within_a_block_of_rounds_gives_the_same_bits_in_float32() -> None:
     """Many rounds, so that noise and records come in several blocks; stopped within one and at its end."""
     changes = {"run__dtype": "float32", "federation__rounds": 300, "federation__samples": 900}
     check([small_cell(seed=seed, **changes) for seed in (1, 2, 3)], (74, 1, 1, 99, 80))
     check([small_cell(run__noise="aggregate", **changes)], (75, 100))
 
 
-def test_a_feed_goes_on_within_a_block() -> None:
+def test_the_noise_feed_can_start_at_any_round_with_the_same_noise() -> None:
     noise = Noise((NoiseSource(0, 2.0, 0.5), NoiseSource(1, 2.0, 0.5)))
     feed = NoiseFeed([noise, noise], [3, 4], 50, 17, torch.float32, lambda t: None)
     whole = list(feed.rounds_from(1))
@@ -164,7 +164,7 @@ def test_a_feed_goes_on_within_a_block() -> None:
         assert len(list(feed.rounds_from(first))) == 51 - first
 
 
-def test_replicates_that_share_draws_can_have_them_once() -> None:
+def test_replicates_with_equal_seeds_can_share_one_unscaled_noise_draw() -> None:
     """In units: what comes, times its amplitude, is what replicates add otherwise."""
     noises = [Noise((NoiseSource(0, std, 0.5), NoiseSource(1, std, 0.5))) for std in (2.0, 3.0)]
     scaled = NoiseFeed(noises, [4, 4], 20, 17, torch.float64, lambda t: None)
@@ -178,7 +178,7 @@ def test_replicates_that_share_draws_can_have_them_once() -> None:
     assert apart.amplitude is None  # other seeds, other draws
 
 
-def test_time_is_counted_over_all_attempts() -> None:
+def test_the_wall_time_of_a_resumed_run_counts_all_attempts() -> None:
     memory, name, content = interrupted(small_cell())
     late = replace(unpack_checkpoint(content, None, CPU), seconds=1000.0)
     memory.contents[name] = pack_checkpoint(late, read_header(content).cells)
@@ -186,7 +186,7 @@ def test_time_is_counted_over_all_attempts() -> None:
     assert outcome.cell_outcome.wall_seconds > 1000.0
 
 
-def test_a_damaged_checkpoint_is_said_and_not_used() -> None:
+def test_a_damaged_checkpoint_is_reported_and_its_rounds_are_recomputed() -> None:
     cell = small_cell()
     memory, name, content = interrupted(cell)
     whole, _ = run([cell], Checkpoints())
@@ -211,7 +211,7 @@ class Outer(NamedTuple):
     count: int
 
 
-def test_states_are_put_together_as_they_were() -> None:
+def test_nested_states_survive_a_checkpoint_with_types_and_strides() -> None:
     """Also what repeats itself along an axis: an addition of it may round otherwise than of a full tensor."""
     like = Outer(Inner(torch.zeros(3), 0.0), (), 0)
     wide = torch.arange(3.0).expand(4, 3)
@@ -229,13 +229,15 @@ def test_states_are_put_together_as_they_were() -> None:
     assert (read_header(content).cells, read_header(content).why_unusable()) == (("a", "b"), None)
 
 
-def test_a_state_of_other_types_is_no_checkpoint() -> None:
+def test_a_checkpoint_with_another_state_type_is_rejected() -> None:
     content = pack_checkpoint(SimulationCheckpoint(5, 1.5, [], Outer(Inner(torch.zeros(3), 0.1), (), 7)), ("a",))
     with pytest.raises(ValueError, match="not a whole checkpoint"):
         unpack_checkpoint(content, Inner(torch.zeros(3), 0.1), CPU)
 
 
-def test_a_state_that_cannot_be_kept_is_said_once_and_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_state_that_cannot_be_serialized_is_reported_once_and_the_run_completes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     cell = small_cell()
     whole, _ = run([cell], Checkpoints())
     reason = "a state with a list cannot be kept"
@@ -248,7 +250,7 @@ def test_a_state_that_cannot_be_kept_is_said_once_and_runs(monkeypatch: pytest.M
         pack_checkpoint(SimulationCheckpoint(1, 0.0, (), [1, 2]), ("a",))
 
 
-def test_another_version_is_a_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_checkpoint_of_another_library_or_format_version_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     content = pack_checkpoint(SimulationCheckpoint(1, 0.0, (), ()), ("a",))
     now = format_.installed_versions()
     monkeypatch.setattr(format_, "installed_versions", lambda: {**now, "torch": "9.9"})
@@ -270,7 +272,7 @@ class SlowDisk(Checkpoints):
         self.now += self.seconds
 
 
-def test_what_is_kept_seldom_takes_long(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_checkpoints_are_written_less_often_the_longer_they_take(monkeypatch: pytest.MonkeyPatch) -> None:
     """A checkpoint that takes 1 s is written every 200 s, a quick one every 2 s."""
     disk = SlowDisk()
     monkeypatch.undo()
@@ -283,7 +285,7 @@ def test_what_is_kept_seldom_takes_long(monkeypatch: pytest.MonkeyPatch) -> None
         assert group.is_due(disk.now + pause)
 
 
-def test_workers_send_what_they_keep_and_go_on_from_what_was_kept() -> None:
+def test_workers_send_their_checkpoints_and_resume_from_received_ones() -> None:
     cells = replicates(small_cell())
     trees = [cell.canonical_data() for cell in cells]
     _, *whole = run_worker("vectorized", trees, [], {})
@@ -302,6 +304,6 @@ def checkpoint_calls(events: Sequence[Any]) -> list[RemoteCall]:
     return [event for event in events if isinstance(event, RemoteCall) and event.method in ("keep", "drop")]
 
 
-def test_integers_are_still_refused() -> None:
+def test_integer_arithmetic_is_refused_by_the_vectorized_engine_with_checkpoints() -> None:
     with refusal("use --engine inprocess"):
         run([small_cell(run__arithmetic="integers")], Memory())

@@ -57,7 +57,7 @@ def test_client_level_ftrl_trains_on_both_engines(order: str, mechanism: str) ->
 
 
 @pytest.mark.slow
-def test_integers_are_released_of_cohorts_too() -> None:
+def test_integer_releases_of_client_cohorts_meet_epsilon_and_train_as_in_floating_point() -> None:
     """The exact arithmetic of releases, and of the quantile's bit with it; near the run in floating point."""
     for clip in ({}, QUANTILE):
         released = run_cell("inprocess", client_cell(**clip, run__arithmetic="integers"))
@@ -78,7 +78,7 @@ GOLDEN = [
 
 @pytest.mark.every(4)
 @pytest.mark.parametrize(("rate", "rounds", "epsilon", "delta", "multiplier"), GOLDEN)
-def test_noise_of_cohorts_is_the_specifications(
+def test_noise_multipliers_of_poisson_subsampled_cohorts_match_reference_values(
     rate: float, rounds: int, epsilon: float, delta: float, multiplier: float
 ) -> None:
     """Golden numbers of clients (q, T, ε, δ), by dp-accounting and the specification's own; z within 1e-3."""
@@ -94,7 +94,7 @@ def test_noise_of_cohorts_is_the_specifications(
     )
 
 
-def test_the_quantile_costs_what_its_bit_adds_to_the_norm() -> None:
+def test_adaptive_clipping_costs_only_the_norm_of_the_added_quantile_bit() -> None:
     """Clip κ = √(1 + ρ²/4) in units of the clip of the moment, ρ = 20/B: the same multiplier for κ."""
     fixed, following = (plan_cell(client_cell(**clip)) for clip in ({}, QUANTILE))
     assert following.objective.dimension == fixed.objective.dimension + 1
@@ -111,7 +111,7 @@ def pool(cell: Cell) -> Any:
     return SimulatedFederation.from_cell(cell).silo(0)
 
 
-def test_the_denominator_is_the_cohort_whoever_is_drawn() -> None:
+def test_releases_are_divided_by_the_expected_cohort_size_for_every_draw() -> None:
     """Guarantee: a round's sum is divided by what is expected; that many or fewer, and none at all."""
     silo = pool(client_cell(**QUIET, algorithm__clip=1e-3))  # every client is clipped: of norm 1e-3
     query = silo.plan.objective.initial()
@@ -126,7 +126,7 @@ def test_the_denominator_is_the_cohort_whoever_is_drawn() -> None:
         torch.testing.assert_close(released.vector, rows.sum(0) / 20, rtol=1e-6, atol=1e-12)
 
 
-def test_one_client_moves_a_release_by_its_clip_over_the_cohort() -> None:
+def test_one_client_moves_a_release_by_at_most_its_clip_over_the_cohort_size() -> None:
     """Neighbours by brute force: each drawn client zeroed, and exchanged for a far one, in a round of the pool."""
     silo = pool(client_cell(**QUIET))
     seeded: dict[str, Any] = {"generator": torch.Generator().manual_seed(1), "dtype": torch.float64}
@@ -148,7 +148,7 @@ def test_one_client_moves_a_release_by_its_clip_over_the_cohort() -> None:
     assert 0.0 < min(distances["far"]) <= max(distances["far"]) <= 2 * 0.5 / 20 * (1 + 1e-9)
 
 
-def test_nothing_is_kept_of_any_client_between_rounds() -> None:
+def test_the_round_state_of_a_cohort_has_no_part_per_client() -> None:
     """What the pool keeps is as large with 200 clients as with 20: queries and sums, nothing a client."""
     for silo in (pool(client_cell(federation__clients=count)) for count in (40, 200)):
         _, state = silo.answer(silo.initial_state(), 1, silo.plan.objective.initial())
@@ -157,7 +157,7 @@ def test_nothing_is_kept_of_any_client_between_rounds() -> None:
         assert state.mechanism_state == silo.plan.mechanism.start()
 
 
-def test_a_client_is_drawn_as_often_as_the_rate_says() -> None:
+def test_clients_are_drawn_at_the_poisson_subsampling_rate() -> None:
     """200 clients, 600 rounds at q = 0.1: every count within 5.6 deviations, false alarm 200 · 2.1e-8 = 5e-6."""
     schedule = client_cell(federation__rounds=600).schedule
     coins = pool(client_cell())._sampling_randomness
@@ -168,7 +168,7 @@ def test_a_client_is_drawn_as_often_as_the_rate_says() -> None:
     assert counts.std() == pytest.approx(np.sqrt(600 * 0.09), rel=0.25)  # 5 deviations of a deviation of 200
 
 
-def test_with_allocation_every_client_is_in_one_secret_round_of_an_epoch() -> None:
+def test_random_allocation_puts_every_client_into_one_secret_round_per_epoch() -> None:
     cell = client_cell(federation__sampling="allocation", federation__rounds=20)
     coins = pool(cell)._sampling_randomness
     rounds = [set(cell.schedule.select_rows(t, 20, 0, lambda: coins).tolist()) for t in range(1, 21)]
@@ -182,7 +182,7 @@ SKEWS = [{"partition": "shards", "shards": 2}, {"partition": "dirichlet", "conce
 
 
 @pytest.mark.parametrize("partition", SKEWS)
-def test_labels_can_be_skewed_over_clients(partition: dict[str, Any]) -> None:
+def test_label_skewed_partitions_give_every_seed_the_same_skewed_clients(partition: dict[str, Any]) -> None:
     """Clients are the same ones for every seed; cohorts are not."""
     data = {f"data__{key}": value for key, value in partition.items()}
     cell = client_cell(**data)
@@ -197,7 +197,7 @@ def test_labels_can_be_skewed_over_clients(partition: dict[str, Any]) -> None:
     assert not torch.equal(partition_records(other)[0], partition_records(cell)[0])
 
 
-def test_clients_in_a_row_are_a_view_of_the_records() -> None:
+def test_consecutive_clients_share_memory_with_the_training_records() -> None:
     """A million clients are not copied."""
     assert load_task(client_cell()).train.features.untyped_storage().nbytes() >= 6000 * 785 * 8
 
@@ -229,7 +229,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("changes", "line"), REFUSED)
-def test_what_cannot_be_is_refused_in_one_line(changes: dict[str, Any], line: str) -> None:
+def test_invalid_client_scenarios_are_refused_in_one_line(changes: dict[str, Any], line: str) -> None:
     """By something that comes before round 1."""
     with refusal(line):
         cell = client_cell(**changes)
@@ -237,18 +237,18 @@ def test_what_cannot_be_is_refused_in_one_line(changes: dict[str, Any], line: st
         partition_records(cell)
 
 
-def test_available_is_of_clients() -> None:
+def test_participation_by_availability_requires_clients() -> None:
     with refusal(r'sampling = "available" is of clients: give clients and cohort'):
         small_cell(federation__sampling="available", federation__min_separation=2)
 
 
-def test_a_deployment_has_no_cohorts(tmp_path: Any) -> None:
+def test_the_deployment_engine_refuses_client_cohorts(tmp_path: Any) -> None:
     with refusal("engine deployment has silos with guards, and no clients"):
         list(make_engine("deployment", tmp_path)([client_cell()], RunObserver()))
     assert not list(tmp_path.iterdir())
 
 
-def test_a_run_of_clients_says_so_in_its_folder(tmp_path: Path) -> None:
+def test_results_and_reports_of_a_client_run_describe_clients_and_their_protection(tmp_path: Path) -> None:
     """Results, ledger and report speak of clients; the ledger agrees with what is claimed."""
     fedpriv.run(client_cell().canonical_data(), out=tmp_path / "run")
     results = read_results(tmp_path / "run")
@@ -264,6 +264,6 @@ def test_a_run_of_clients_says_so_in_its_folder(tmp_path: Path) -> None:
     assert said.hidden == "whether any one client contributed at all, the rest staying the same"
 
 
-def test_a_cell_is_plain_data_and_back() -> None:
+def test_a_client_cell_survives_a_json_round_trip() -> None:
     cell = client_cell()
     assert resolve_cell(json.loads(json.dumps(cell.canonical_data())), "test") == cell

@@ -36,7 +36,7 @@ class Breaking(RunObserver):
 
 
 @pytest.mark.long
-def test_a_node_that_is_lost_changes_no_result(tmp_path: Path) -> None:
+def test_losing_a_ray_node_during_a_sweep_does_not_change_the_results(tmp_path: Path) -> None:
     """Its groups are run again on the node that is left; all bits are those of one process."""
     pytest.importorskip("ray", reason="needs pip install 'fedpriv[ray]'")
     from ray.cluster_utils import Cluster

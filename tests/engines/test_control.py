@@ -12,12 +12,12 @@ from fedpriv.core.errors import RunError
 
 
 @pytest.mark.parametrize("address", ["unix:/nowhere/control.sock", "127.0.0.1:1"])
-def test_a_superlink_that_is_not_there_is_one_line_at_once(address: str) -> None:
+def test_an_unreachable_superlink_is_reported_in_one_line_at_once(address: str) -> None:
     with pytest.raises(RunError, match=f"the SuperLink at {address} cannot be reached: "):
         ControlClient(address).run_status(1)
 
 
-def test_another_program_at_the_address_is_one_line() -> None:
+def test_another_program_at_the_superlink_address_is_reported_in_one_line() -> None:
     command = [
         *(sys.executable, "-c"),
         "import socket\n"
@@ -33,7 +33,7 @@ def test_another_program_at_the_address_is_one_line() -> None:
             ControlClient(f"127.0.0.1:{int(server.stdout.readline())}").fetch_presence()
 
 
-def test_a_certificate_that_nobody_vouches_for_is_one_line_at_once(tmp_path: Path) -> None:
+def test_an_untrusted_superlink_certificate_is_reported_in_one_line_at_once(tmp_path: Path) -> None:
     make_server_keys(tmp_path)
     program = """if True:
         import ssl, socket, sys

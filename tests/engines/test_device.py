@@ -46,7 +46,7 @@ def draw_sums(stream: NoiseSum, rounds: Sequence[int], node: int = 0, size: int 
     return DeviceSums(stream, size, torch.float64, CPU)(rounds, node).numpy()
 
 
-def test_the_noise_of_a_device_has_the_variance_of_its_owners_noise() -> None:
+def test_noise_drawn_on_a_device_has_the_variance_of_the_summed_silo_noise() -> None:
     """Mean and variance of 100,000 numbers: five standard deviations, false alarm 1 in 10^6."""
     for weights in ((1.0,), (1.0, 2.0, 0.5)):
         sums = draw_sums(NoiseSum(3, tuple(range(len(weights))), weights), range(1, 6))
@@ -57,7 +57,7 @@ def test_the_noise_of_a_device_has_the_variance_of_its_owners_noise() -> None:
 
 
 @pytest.mark.parametrize("chunk", [2**22, 40_000])
-def test_the_noise_of_a_device_follows_from_seed_owners_round_and_node(
+def test_noise_drawn_on_a_device_is_a_function_of_seed_silos_round_and_tree_node(
     monkeypatch: pytest.MonkeyPatch, chunk: int
 ) -> None:
     """Whatever was drawn before, so that a resumed run goes on with the noise that it would have had."""
@@ -76,7 +76,7 @@ def test_the_noise_of_a_device_follows_from_seed_owners_round_and_node(
 
 
 @pytest.mark.parametrize("name", ["meta", "hpu"])
-def test_a_device_without_numbers_is_refused(name: str) -> None:
+def test_an_unsupported_device_is_refused(name: str) -> None:
     with pytest.raises(RunError, match="cannot be used here"):
         find_device(name)
 
@@ -135,20 +135,24 @@ def mechanism_cells(mechanism: str, trust: str) -> list[Cell]:
 
 @pytest.mark.every(9)
 @pytest.mark.parametrize("mechanism", [kind.name for kind in SELECTABLE_MECHANISMS])
-def test_no_round_of_a_mechanism_copies_anything(mechanism: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rounds_of_every_mechanism_copy_nothing_between_device_and_host(
+    mechanism: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     cells = mechanism_cells(mechanism, "untrusted")
     assert rounds_on_meta(cells, monkeypatch) == cells[0].schedule.rounds
 
 
 @pytest.mark.every(20)
 @pytest.mark.parametrize("row", sorted(set(SETTINGS) - COPYING))
-def test_no_round_of_an_algorithm_copies_anything(row: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rounds_of_every_algorithm_copy_nothing_between_device_and_host(
+    row: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     trust = {"phased-sgd": "curator", "local-dp-sgd": "untrusted"}.get(row, "trusted")
     cells = make_replicates(algorithm={"name": row, "trust": trust, **SETTINGS[row]}, **KEYS.get(row, {}))
     assert rounds_on_meta(cells, monkeypatch) == cells[0].schedule.rounds
 
 
-def test_a_copy_in_a_round_would_be_seen() -> None:
+def test_the_copy_detector_fails_on_transfers_between_device_and_host() -> None:
     there = torch.zeros(3, device=META)
     for copying in (lambda: torch.zeros(3).to(META), lambda: there + torch.zeros(3), lambda: bool(there.sum())):
         with NothingCopied(), pytest.raises((AssertionError, RuntimeError)):
@@ -162,7 +166,7 @@ _REQUIRED: dict[str, dict[str, Any]] = {"ridge-regression": {"penalty": 0.1}, "c
 @pytest.mark.parametrize(
     "name", [*(name for name in MODELS if name not in (STATISTICS, RIDGE_STATISTICS)), "torch.nn:Linear"]
 )
-def test_no_increment_of_an_objective_copies_anything(name: str) -> None:
+def test_increments_of_every_model_copy_nothing_between_device_and_host(name: str) -> None:
     dtype = torch.float32
     section = ModelSection.model_validate({"name": name, **_REQUIRED.get(name, {})})
     classes = 10 if name == "cnn" else 0 if section.is_regression else 3 if section.is_survival else 2
@@ -192,7 +196,7 @@ class HostNoise:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
 @pytest.mark.parametrize("trust", ["untrusted", "trusted"])
 @pytest.mark.parametrize("mechanism", [kind.name for kind in SELECTABLE_MECHANISMS])
-def test_a_gpu_computes_what_the_processor_does_to_rounding(
+def test_a_gpu_run_equals_the_cpu_run_up_to_rounding(
     monkeypatch: pytest.MonkeyPatch, mechanism: str, trust: str
 ) -> None:
     """With the processor's noise, copied to the device."""

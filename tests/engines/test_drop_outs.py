@@ -47,7 +47,9 @@ def dropping(trust: str = "untrusted", algorithm: dict[str, Any] = SGD, **change
 
 @pytest.mark.parametrize("arithmetic", ["float", "integers"])
 @pytest.mark.parametrize("trust", ["untrusted", "trusted"])
-def test_a_round_without_a_silo_is_the_others_sum_over_the_same_denominators(trust: str, arithmetic: str) -> None:
+def test_a_round_with_absent_silos_sums_the_others_over_unchanged_denominators(
+    trust: str, arithmetic: str
+) -> None:
     """DP-SGD record by record, whoever is away: their records and their noise are not there, weights are fixed."""
     cell = dropping(trust, {"name": "dp-sgd", "clip": 1.0, "step": 0.1}, run__arithmetic=arithmetic)
     task, noise, absences = load_task(cell), simulation_noise(cell.seed, np.float64), draw_absences(cell)
@@ -82,7 +84,7 @@ def test_a_round_without_a_silo_is_the_others_sum_over_the_same_denominators(tru
     "sampling", [name for name, kind in SELECTABLE_PARTICIPATIONS.items() if not kind.client_initiated]
 )
 @pytest.mark.parametrize("trust", TRUSTS)
-def test_both_fast_engines_leave_out_the_same_or_the_cell_is_refused(
+def test_both_engines_agree_on_absent_silos_and_meet_the_epsilon_target(
     trust: str, sampling: str, algorithm: dict[str, Any]
 ) -> None:
     secret = SELECTABLE_PARTICIPATIONS[sampling].secret
@@ -103,12 +105,12 @@ def test_both_fast_engines_leave_out_the_same_or_the_cell_is_refused(
         assert 3.9 < claim_of(outcome.releases).guarantee.epsilon_of(1e-5) <= 4.0 + 1e-9
 
 
-def test_persons_and_integers_too(tmp_path: Path) -> None:
+def test_both_engines_agree_on_absent_silos_with_persons(tmp_path: Path) -> None:
     outcome, _ = run_on_both(person_cell(tmp_path, federation__away={"1": [1, 2, 7]}))
     assert outcome.missed == {1: (1, 2, 7)}
 
 
-def test_a_record_of_a_silo_that_is_away_moves_nothing() -> None:
+def test_records_of_absent_silos_do_not_change_the_model() -> None:
     """Guarantee of `substitute_message`: what is counted in its place is made of earlier releases alone."""
     federation = {"silos": 3, "rounds": 4, "batch": 4, "away": {"2": [1, 4]}}
     for trust, engine in (("untrusted", "inprocess"), ("trusted", "inprocess"), ("trusted", "vectorized")):
@@ -127,7 +129,7 @@ def test_a_record_of_a_silo_that_is_away_moves_nothing() -> None:
         assert np.array_equal(before.model, after.model)
 
 
-def test_recursive_gradients_start_again_from_the_query_that_was_answered() -> None:
+def test_recursive_gradient_algorithms_allow_absent_silos_only_on_the_inprocess_engine() -> None:
     cell = dropping(algorithm={"name": "accelerated-dp-srgd", "clip": 2.0, "beta": 5.0, "radius": 3.0})
     assert np.isfinite(run_cell("inprocess", cell).model).all()
     with refusal("keeps one for all silos; use --engine inprocess"):
@@ -147,12 +149,12 @@ def test_recursive_gradients_start_again_from_the_query_that_was_answered() -> N
         ({"drop_out": -0.1}, "drop_out"),
     ],
 )
-def test_absences_that_there_cannot_be_are_refused(federation: dict[str, Any], line: str) -> None:
+def test_impossible_absences_in_a_scenario_are_refused(federation: dict[str, Any], line: str) -> None:
     with refusal(line):
         dropping(federation={"silos": 3, "rounds": 8, **federation})
 
 
-def test_what_cannot_go_on_without_a_silo_is_refused() -> None:
+def test_absent_silos_are_refused_for_incompatible_algorithms_and_aggregate_noise() -> None:
     reduced = {"name": "momentum-tree-reduced", "alpha": 0.2, "step": 0.005}
     with refusal(r"federation\.drop_out = 0\.35: momentum-tree-reduced cannot go on"):
         plan_cell(dropping(algorithm=reduced, privacy={"relation": "zero-out", "mu": 1.0}))
@@ -160,7 +162,7 @@ def test_what_cannot_go_on_without_a_silo_is_refused() -> None:
         run("vectorized", dropping(run__noise="aggregate"))
 
 
-def test_absent_silos_are_refused_on_a_device_that_draws_no_silos_noise() -> None:
+def test_absent_silos_are_refused_on_a_device_that_draws_only_aggregate_noise() -> None:
     """Was: from a device's noise, one draw of the mean, the processor's noise of a silo was taken away."""
     with refusal(
         r'run\.device = "cuda" draws the mean of all silos\' noise, and with federation\.drop_out = 0\.35'
@@ -170,6 +172,6 @@ def test_absent_silos_are_refused_on_a_device_that_draws_no_silos_noise() -> Non
         assert group_cells([dropping(trust, run__device="cuda", **changes)])
 
 
-def test_a_deployment_has_no_absences_of_a_scenario(tmp_path: Path) -> None:
+def test_the_deployment_engine_refuses_simulated_absences(tmp_path: Path) -> None:
     with refusal("are for simulations"):
         list(make_engine("deployment", tmp_path)([dropping()], Recorder()))

@@ -31,7 +31,9 @@ __all__ = ["Recorder", "run"]
 @pytest.mark.parametrize("engine", ["vectorized", "inprocess"])
 @pytest.mark.parametrize("trust", ["untrusted", "trusted"])
 @pytest.mark.parametrize("silos", [1, 4])
-def test_engine_is_the_papers_algorithm(engine: str, trust: str, silos: int) -> None:
+def test_both_engines_equal_a_literal_transcription_of_the_dp_mu2_fl_algorithm(
+    engine: str, trust: str, silos: int
+) -> None:
     """With the noise on: the model equals a literal transcription of Algorithms 1 and 2."""
     cell = small_cell(algorithm__trust=trust, federation__silos=silos, federation__rounds=25)
     task, order = load_task(cell), torch.stack(partition_records(cell))
@@ -71,7 +73,7 @@ def test_float32_engines_agree_in_the_loss(trust: str, rounds: int, near: float)
     assert losses[0] == pytest.approx(losses[1], abs=near)
 
 
-def test_a_sweep_run_together_equals_its_cells_run_alone() -> None:
+def test_cells_run_together_in_a_sweep_equal_the_cells_run_alone() -> None:
     """Replicates share a program, never a result: seeds, noise levels, trusts and shapes mixed."""
     cells = [
         small_cell(seed=seed, privacy__rho=rho, algorithm__trust=trust, federation__silos=silos)
@@ -98,13 +100,13 @@ def test_many_silos_without_noise_equal_one_silo_with_their_records(monkeypatch:
     assert np.linalg.norm(many.model) > 0.0
 
 
-def test_clipping_is_on_and_reported() -> None:
+def test_the_fraction_of_clipped_increments_is_reported() -> None:
     """A clip far below the gradients' norms changes the model and is reported as a fraction of 1."""
     cells = small_cell(), small_cell(algorithm__clip=0.01)
     assert [run_cell("vectorized", cell).fraction_clipped for cell in cells] == [0.0, 1.0]
 
 
-def test_aggregate_noise_is_another_draw_of_the_same_size() -> None:
+def test_aggregate_noise_gives_another_model_and_needs_the_vectorized_engine() -> None:
     cell = small_cell(federation__silos=50, federation__rounds=4, run__noise="aggregate")
     aggregate = run_cell("vectorized", cell)
     per_silo = run_cell("vectorized", small_cell(federation__silos=50, federation__rounds=4))
@@ -179,7 +181,7 @@ def test_memory_does_not_grow_with_rounds() -> None:
         ),
     ],
 )  # integers: it would train on floating-point noise under the name of another arithmetic
-def test_what_the_vectorized_engine_cannot_do_is_refused_in_one_line(
+def test_unknown_devices_and_integer_arithmetic_are_refused_by_the_vectorized_engine(
     key: str, value: str, kind: type[Exception], reason: str
 ) -> None:
     with refusal(reason, kind):

@@ -36,7 +36,7 @@ SETTINGS = {
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-def test_both_engines_tell_the_same_metrics(name: str) -> None:
+def test_both_engines_report_the_same_silo_evaluation_metrics(name: str) -> None:
     cell = small_cell(**SETTINGS[name])
     ((fast,), heard), ((slow,), also) = (run(engine, cell) for engine in ENGINES)
     ours, theirs = fast.cell_outcome, slow.cell_outcome
@@ -48,7 +48,7 @@ def test_both_engines_tell_the_same_metrics(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["trusted, exact", "not private"])
-def test_exact_metrics_are_those_of_the_silos_own_test_records(name: str) -> None:
+def test_evaluation_metrics_without_noise_equal_those_of_the_silo_test_records(name: str) -> None:
     cell = small_cell(**SETTINGS[name])
     outcome = run_cell("inprocess", cell)
     model, objective = torch.from_numpy(outcome.model), load_task(cell).objective
@@ -64,7 +64,7 @@ def test_exact_metrics_are_those_of_the_silos_own_test_records(name: str) -> Non
 @pytest.mark.slow
 @pytest.mark.parametrize("arithmetic", ["float", "integers"])
 @pytest.mark.parametrize("trust", ["untrusted", "trusted"])
-def test_noise_of_evaluations_has_the_deviation_that_the_ledger_says(trust: str, arithmetic: str) -> None:
+def test_evaluation_noise_has_the_standard_deviation_stated_in_the_ledger(trust: str, arithmetic: str) -> None:
     """Metrics of many seeds about the exact ones, in standard deviations: a χ² with 2 · 40 degrees of freedom."""
     squares = []
     changes = {"run__evaluations": 1, "run__arithmetic": arithmetic, "federation__rounds": 1}
@@ -85,7 +85,7 @@ def test_noise_of_evaluations_has_the_deviation_that_the_ledger_says(trust: str,
 
 @pytest.mark.parametrize(("trust", "sensitivity"), [("untrusted", 1 / 50), ("trusted", 1 / 150)])
 @pytest.mark.parametrize(("relation", "factor"), [("replace-one", 2.0), ("zero-out", 1.0)])
-def test_the_claim_is_of_all_evaluations_and_of_every_test_record(
+def test_the_evaluation_claim_covers_all_evaluations_of_a_test_record(
     trust: str, sensitivity: float, relation: str, factor: float
 ) -> None:
     """σ = factor · (√2 / 2) · √E / (n μ): the sensitivity of E vectors that one record moves by so much."""
@@ -96,7 +96,7 @@ def test_the_claim_is_of_all_evaluations_and_of_every_test_record(
     assert stream.std == pytest.approx(factor * math.sqrt(0.5) * sensitivity * math.sqrt(4) / 0.5)
 
 
-def test_no_test_record_is_a_training_record_or_at_two_silos() -> None:
+def test_test_records_of_silos_are_disjoint() -> None:
     for data in ({"partition": "iid"}, {"partition": "dirichlet", "concentration": 0.3}):
         cell = small_cell(evaluation=PRIVATE, data={"name": "synthetic", **data})
         numbers = [number for own in held_out_indices_by_silo(cell) for number in own.tolist()]
@@ -104,7 +104,7 @@ def test_no_test_record_is_a_training_record_or_at_two_silos() -> None:
         assert max(numbers) < len(load_task(cell).test.labels)
 
 
-def test_silos_of_a_skewed_partition_are_tested_on_the_labels_that_they_train_on() -> None:
+def test_silos_of_a_label_skewed_partition_have_similar_training_and_test_labels() -> None:
     skew = {"data__partition": "dirichlet", "data__concentration": 0.1}
     cell = small_cell(evaluation={"records": 100, "mu": 1.0}, federation__batch=40, **skew)
     task = load_task(cell)
@@ -114,7 +114,7 @@ def test_silos_of_a_skewed_partition_are_tested_on_the_labels_that_they_train_on
         assert np.abs(trained - tested).sum() < 0.5  # 2 would be no label in common
 
 
-def test_hospitals_are_tested_on_their_own_records_without_a_public_table(tmp_path: Path) -> None:
+def test_hospitals_are_evaluated_on_test_rows_of_their_tables(tmp_path: Path) -> None:
     tree = table_tree(write_csv(tmp_path / "t.csv", rows()))
     tree["evaluation"] = {"records": [30, 24], "mu": 2.0}  # rows, of which a third are for testing
     tree["run"]["per_silo"] = True
@@ -135,7 +135,7 @@ def test_hospitals_are_tested_on_their_own_records_without_a_public_table(tmp_pa
 
 
 @pytest.mark.parametrize("partition", ["site", "iid"])
-def test_rows_that_cells_put_aside_are_scored_over_the_public_share(tmp_path: Path, partition: str) -> None:
+def test_table_test_rows_are_averaged_over_the_public_test_share(tmp_path: Path, partition: str) -> None:
     """Without noise, and with all rows read: the mean over those that are for testing, a third of them."""
     tree = table_tree(write_csv(tmp_path / "t.csv", rows()))
     tree["data"]["partition"], tree["federation"]["batches"] = partition, [18, 12]
@@ -172,13 +172,13 @@ def test_rows_that_cells_put_aside_are_scored_over_the_public_share(tmp_path: Pa
         ),
     ],
 )
-def test_what_silos_cannot_evaluate_is_refused_in_one_line(overrides: dict[str, Any], reason: str) -> None:
+def test_invalid_silo_evaluations_are_refused_in_one_line(overrides: dict[str, Any], reason: str) -> None:
     with refusal(re.escape(reason)):
         run("vectorized", small_cell(**{"evaluation": PRIVATE, **overrides}))
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf, 1e300])
-def test_one_records_share_is_bounded_whatever_the_model_is(bad: float) -> None:
+def test_evaluation_scores_of_one_record_are_bounded_for_any_model(bad: float) -> None:
     """Guarantee of SummedScores: finite, and no longer than its norm."""
     cell = small_cell(evaluation=PRIVATE)
     objective = load_task(cell).objective
@@ -191,12 +191,12 @@ def test_one_records_share_is_bounded_whatever_the_model_is(bad: float) -> None:
     assert float(torch.linalg.vector_norm(shares, dim=-1).max()) <= evaluation.scores.norm
 
 
-def test_replicates_of_other_seeds_do_not_change_an_evaluation() -> None:
+def test_evaluations_of_replicates_run_together_equal_those_run_alone() -> None:
     cells = [small_cell(evaluation=PRIVATE, seed=seed) for seed in (1, 2)]
     run_together(cells)
 
 
-def test_evaluating_changes_no_model() -> None:
+def test_silo_evaluation_does_not_change_the_trained_model() -> None:
     cells = small_cell(), small_cell(evaluation=PRIVATE)
     first, *others = (run_cell(engine, cell).model for cell in cells for engine in ENGINES)
     for model in others:

@@ -80,7 +80,7 @@ def released_as_integers(floats: Cell, little: float) -> tuple[ReleaseStream, ..
         ],
     ),
 )
-def test_engines_agree_and_the_claim_is_the_target(name: str, row: str, variant: str) -> None:
+def test_both_engines_agree_and_meet_the_mu_target_for_every_mechanism(name: str, row: str, variant: str) -> None:
     settings = {"mechanism": name, **VARIANTS[variant]}
     for trust in ("untrusted", "trusted", "secure-aggregation"):
         assert all(stream.mu <= 1.5 for stream in agreed(fit_cell_noise(mechanism_cell(row, trust, **settings))))
@@ -89,7 +89,9 @@ def test_engines_agree_and_the_claim_is_the_target(name: str, row: str, variant:
 @pytest.mark.every(20)
 @pytest.mark.parametrize(("name", "variant"), list(itertools.product(["lambda-cgd", "blt"], VARIANTS)))
 @pytest.mark.parametrize("trust", ["untrusted", "trusted", "secure-aggregation"])
-def test_integers_have_the_same_noise(name: str, variant: str, trust: str) -> None:
+def test_integer_arithmetic_has_the_noise_and_nearly_the_model_of_floating_point(
+    name: str, variant: str, trust: str
+) -> None:
     """What guards release: C of rounded poles and residues, B its inverse, within the target and near floats."""
     assert released_as_integers(
         fit_cell_noise(mechanism_cell("dp-ftrl", trust, mechanism=name, **VARIANTS[variant])), 2e3
@@ -99,7 +101,7 @@ def test_integers_have_the_same_noise(name: str, variant: str, trust: str) -> No
 @pytest.mark.every(4)
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("row", NOISY)
-def test_late_clips_are_raised_at_the_same_noise(row: str, name: str) -> None:
+def test_raising_later_clips_leaves_the_noise_unchanged_for_every_mechanism(row: str, name: str) -> None:
     for epochs in (1, 3):
         raised = fit_cell_noise(mechanism_cell(row, "trusted", epochs, mechanism=name, late_clip="column"))
         assert raised.algorithm.settings.model_dump()["late_clip"] == "column"
@@ -116,7 +118,7 @@ def test_late_clips_are_raised_at_the_same_noise(row: str, name: str) -> None:
 
 @pytest.mark.every(3)
 @pytest.mark.parametrize("row", NOISY)
-def test_what_a_plan_runs_is_the_fit_for_its_own_row(row: str) -> None:
+def test_the_automatic_mechanism_is_within_one_percent_of_every_named_mechanism(row: str) -> None:
     """√J of the plan's mechanism is within 1 % of every mechanism that can be named, with as many vectors."""
     cell = mechanism_cell(row, "trusted", mechanism=AUTO)
     settings = cell.algorithm.settings
@@ -129,13 +131,13 @@ def test_what_a_plan_runs_is_the_fit_for_its_own_row(row: str) -> None:
             assert best <= 1.01**2 * objective.evaluate(rival)
 
 
-def test_a_plan_never_fits() -> None:
+def test_planning_refuses_a_mechanism_that_is_not_fitted_yet() -> None:
     for name in (AUTO, "scheduled", "lambda-cgd", "blt"):
         with refusal("fitted before a run starts"):
             plan_cell(mechanism_cell("dp-ftrl", "untrusted", mechanism=name))
 
 
-def test_rows_that_nothing_can_be_fitted_to_are_refused() -> None:
+def test_fitting_a_mechanism_is_refused_with_poisson_subsampling() -> None:
     federation = {"silos": 3, "rounds": 12, "epochs": 3, "sampling": "poisson"}
     algorithm = {"name": "dp-ftrl", "trust": "trusted", "clip": 1.0, "step": 0.1, "mechanism": AUTO}
     with refusal("nobody may know in which rounds"):

@@ -178,18 +178,18 @@ GRID = list(itertools.product(ALGORITHMS, SCHEDULES, [False, True]))
 """Row, schedule, and whether there is noise."""
 
 
-def test_the_grid_has_every_row() -> None:
+def test_the_test_grid_contains_every_algorithm() -> None:
     assert SETTINGS.keys() == ALGORITHMS.keys()
 
 
-def test_several_epochs_are_refused_by_what_reads_once() -> None:
+def test_phased_sgd_refuses_several_epochs() -> None:
     """Phased SGD left the key unread: one pass in phases, whatever `epochs` said."""
     with refusal("epochs: phased-sgd reads every record once, in phases"):
         plan_cell(resolve_cell(tree_of("phased-sgd", "several epochs", "curator", private=True), "test"))
 
 
 @pytest.mark.parametrize("private", [False, True])
-def test_a_step_of_zero_is_refused(private: bool) -> None:
+def test_the_paper_step_size_is_refused_for_a_model_of_unknown_smoothness(private: bool) -> None:
     """η = 1/(4LT) is 0 for a model whose smoothness is not known: the budget would buy nothing."""
     privacy = {"relation": "replace-one", **({"rho": 4.0} if private else {"mode": "none"})}
     cell = small_cell(algorithm__clip=1.0, model={"name": "mlp", "hidden": 4}, privacy=privacy)
@@ -211,7 +211,7 @@ def runs(name: str, schedule: str, trust: str, private: bool) -> bool:
 
 
 @pytest.mark.slow
-def test_every_participation_and_trust_setting_trains_something_private() -> None:
+def test_every_participation_and_trust_setting_has_an_admitted_private_cell() -> None:
     """Whatever the registries have is reached by the comparison below."""
     cells = [usable(*keys, private=True) for keys in itertools.product(ALGORITHMS, SCHEDULES, TRUSTS)]
     fresh = {"fresh"}  # which tests/engines/test_fresh_order.py trains on both engines
@@ -236,7 +236,7 @@ def in_turn(name: str, schedule: str, private: bool) -> list[str]:
 
 @pytest.mark.every(3)
 @pytest.mark.parametrize(("name", "schedule", "private"), GRID)
-def test_a_row_is_admitted_or_refused_as_is_written_and_trains_alike_on_both_engines(
+def test_an_algorithm_is_admitted_as_documented_and_trains_alike_on_both_engines(
     name: str, schedule: str, private: bool
 ) -> None:
     """Every trust setting is asked for, and one of them trains: the others follow among the slow tests."""
@@ -250,7 +250,9 @@ def test_a_row_is_admitted_or_refused_as_is_written_and_trains_alike_on_both_eng
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "schedule", "private"), GRID)
-def test_a_row_trains_alike_with_every_trust_setting(name: str, schedule: str, private: bool) -> None:
+def test_an_algorithm_trains_alike_on_both_engines_in_every_trust_setting(
+    name: str, schedule: str, private: bool
+) -> None:
     for trust in TRUSTS:
         if usable(name, schedule, trust, private):
             check_trains_alike(name, schedule, trust, private)
@@ -294,7 +296,7 @@ BESIDE: list[tuple[str, str, dict[str, Any], dict[str, Any]]] = [
 
 @pytest.mark.every(20)
 @pytest.mark.parametrize(("name", "schedule", "algorithm", "federation"), BESIDE)
-def test_settings_beside_the_grid_train_alike_and_meet_their_target(
+def test_further_algorithm_settings_train_alike_on_both_engines_and_meet_their_target(
     name: str, schedule: str, algorithm: dict[str, Any], federation: dict[str, Any]
 ) -> None:
     trusts = ALGORITHMS[name].trusts
@@ -317,7 +319,7 @@ REPLICATES = [(schedule, name) for schedule in SCHEDULES for name in sorted(RUNS
 
 @pytest.mark.every(6)
 @pytest.mark.parametrize(("schedule", "name"), in_parts(REPLICATES, REPLICATES[::4]))
-def test_replicates_of_other_settings_do_not_change_a_run(schedule: str, name: str) -> None:
+def test_replicates_with_different_settings_run_together_equal_the_runs_alone(schedule: str, name: str) -> None:
     """Other seeds draw other records, and other numbers of them; steps, clips and noise differ, too."""
     trust = next(trust for trust in ("trusted", "untrusted", "curator") if trust in ALGORITHMS[name].trusts)
     cells = []

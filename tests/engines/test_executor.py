@@ -47,7 +47,7 @@ from tests.engines.flower_link import Link
 TOKEN = "5ec4e7"
 
 
-def test_a_tasks_token_is_on_no_command_line_and_in_no_environment_or_named_file(tmp_path: Path) -> None:
+def test_the_token_of_a_task_appears_in_no_command_line_environment_or_named_file(tmp_path: Path) -> None:
     """Guarantee: whoever lists processes or files has no task's messages."""
     seen = tmp_path / "seen.json"
     code = (
@@ -66,7 +66,7 @@ def test_a_tasks_token_is_on_no_command_line_and_in_no_environment_or_named_file
 
 
 @pytest.mark.parametrize("kind", [SERVERAPP, CLIENTAPP, SIMULATION])
-def test_a_tasks_command_is_flowers_own(kind: str, tmp_path: Path) -> None:
+def test_the_command_of_a_task_starts_the_flower_program_of_its_type(kind: str, tmp_path: Path) -> None:
     program, *options = task_command(kind, "127.0.0.1:1", tmp_path / "ca.crt", 7)
     assert Path(program).name == kind
     assert options == [
@@ -103,7 +103,7 @@ KILLED = "was ended by SIGKILL; a machine that runs out of memory does that"
     [("import os; os.kill(os.getpid(), 9)", KILLED), ("raise SystemExit(1)", "ended with exit code 1")],
 )
 @pytest.mark.parametrize("status", [200, 401])
-def test_a_task_that_is_killed_or_fails_is_reported_at_once(
+def test_a_killed_or_failed_task_is_reported_to_flower_at_once(
     code: str, words: str, status: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Was: after a minute, and never for one that ended with 1."""
@@ -122,7 +122,7 @@ def test_a_task_that_ends_well_is_not_reported(caplog: pytest.LogCaptureFixture)
     assert not caplog.messages
 
 
-def test_a_task_that_starts_slowly_is_kept_alive_for_five_minutes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_heartbeats_keep_a_slowly_starting_task_alive_for_five_minutes(monkeypatch: pytest.MonkeyPatch) -> None:
     """At load 30 a process needs more than the 30 s after which Flower takes its token back."""
     clock, runtime = Clock(1000.0), RuntimeApi(401)
     monkeypatch.setattr(executor.time, "monotonic", clock.monotonic)
@@ -132,7 +132,7 @@ def test_a_task_that_starts_slowly_is_kept_alive_for_five_minutes(monkeypatch: p
     assert [path for path, _ in runtime.requests] == [TASK_HEARTBEAT.path] * 20  # each 15 s of 300
 
 
-def test_a_task_that_does_not_end_when_told_is_ended_with_its_executor() -> None:
+def test_a_task_that_ignores_sigterm_is_killed() -> None:
     """A server that waits for a SuperLink that was killed would keep the journal, and no run could be resumed."""
     deaf = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(flush=True); time.sleep(600)"
     task = subprocess.Popen([sys.executable, "-c", deaf], stdout=subprocess.PIPE)
@@ -162,7 +162,7 @@ def executor_of(link: Link) -> Executor:
     return Executor("superlink", link.folder, os.getpid(), [SERVERAPP])
 
 
-def test_a_server_that_is_killed_is_told_to_flower_with_its_reason(
+def test_flower_reports_a_killed_server_as_a_failed_run_with_the_reason(
     link: Link, beats: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Guarantee: a run whose server is gone has ended within seconds, and its status says why."""
@@ -182,7 +182,9 @@ def test_a_server_that_is_killed_is_told_to_flower_with_its_reason(
     assert run.status.details.startswith("a run's server was ended by SIGKILL")
 
 
-def test_nobody_without_the_secret_gets_a_task(link: Link, beats: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_executor_without_the_secret_gets_no_task(
+    link: Link, beats: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """Would gain: the run, as whoever asks first."""
     caplog.set_level(logging.DEBUG, "fedpriv")
     own, stranger = executor_of(link), executor_of(link)
@@ -243,7 +245,7 @@ def finish_trial(running: Executor, clock: Clock) -> None:
 
 @pytest.mark.every(2)
 @pytest.mark.parametrize("kind", ["answered", "nobody there", "another certificate", "not to be loaded"])
-def test_a_service_no_task_of_which_could_start_and_be_answered_is_ill(
+def test_a_service_is_unhealthy_if_a_trial_task_cannot_start_or_connect(
     certified: Path, address: str, beats: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Was: healthy, until a run failed: its loop turned, and asked over a connection from before."""
@@ -266,7 +268,7 @@ def test_a_service_no_task_of_which_could_start_and_be_answered_is_ill(
         assert service.why_stalled(beats, service.EXECUTOR, clock.now) is None, "the next trial was answered"
 
 
-def test_a_trial_that_hangs_is_ended_and_none_is_made_beside_a_task(
+def test_a_hanging_trial_task_is_killed_and_no_trial_runs_beside_a_task(
     certified: Path, beats: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = Clock(1000.0)
@@ -305,7 +307,7 @@ def test_an_executor_ends_with_the_process_that_started_it(certified: Path) -> N
             time.sleep(0.1)
 
 
-def test_tasks_of_an_executor_that_was_killed_are_found_by_their_parent() -> None:
+def test_tasks_left_by_a_killed_executor_are_found_by_its_process_id() -> None:
     """A run failed for ever: its next server found the one that the killed executor had left at its journal."""
     command = executor.task_command(executor.SERVERAPP, "127.0.0.1:1", Path("ca.crt"), 123456789)
     program = "import time; print(flush=True); time.sleep(60)"

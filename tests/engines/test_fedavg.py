@@ -18,7 +18,7 @@ def averaging(**changes: Any) -> Cell:
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_it_is_the_algorithm_as_written(engine: str) -> None:
+def test_every_engine_equals_a_literal_transcription_of_federated_averaging(engine: str) -> None:
     """w_{t+1} = Σ_i (B_i/B) w_i after two local passes of steps over four records each."""
     cell = averaging()
     assert len(set(cell.batch_sizes)) > 1
@@ -46,13 +46,13 @@ def test_it_is_the_algorithm_as_written(engine: str) -> None:
     assert outcome.releases[0].std == 0.0
 
 
-def test_one_local_step_over_everything_is_gradient_descent() -> None:
+def test_federated_averaging_with_one_full_batch_step_equals_gradient_descent() -> None:
     steps = averaging(algorithm__local_batch=1000, algorithm__local_epochs=1)
     descent = averaging(algorithm={"name": "dp-sgd", "trust": "trusted", "clip": 1e9, "step": 0.01})
     one, other = (run_cell("vectorized", cell) for cell in (steps, descent))
     np.testing.assert_allclose(one.model, other.model, rtol=1e-9, atol=1e-12)
 
 
-def test_noise_is_refused() -> None:
+def test_federated_averaging_with_noise_is_refused() -> None:
     with refusal(r"nothing bounds how far one record moves.*privacy.mode = \"none\""):
         plan_cell(averaging(privacy={"relation": "zero-out", "mu": 1.0}))

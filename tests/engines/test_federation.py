@@ -78,7 +78,7 @@ def connect(app: Presence, pair: Keys, version: str = "0.2.0 (protocol 3)") -> N
     client.ActivateNode(ActivateNodeRequest(public_key=key, heartbeat_interval=30.0))
 
 
-def test_silos_are_shown_with_version_clock_and_when_they_were_seen(
+def test_the_silo_list_shows_version_clock_offset_and_last_contact(
     link: Presence, keys: Mapping[str, Keys], control: ControlClient, late: list[float], tmp_path: Path
 ) -> None:
     assert [silo.format_line() for silo in list_silos(control)] == [
@@ -102,7 +102,7 @@ def test_silos_are_shown_with_version_clock_and_when_they_were_seen(
     assert json.loads((tmp_path / "refused.json").read_text()) == {}
 
 
-def test_a_stranger_says_nothing_of_a_silos_clock(
+def test_requests_without_a_valid_signature_do_not_change_the_silo_list(
     link: Presence, keys: Mapping[str, Keys], control: ControlClient, late: list[float]
 ) -> None:
     """Would gain: an operator who looks for a clock that is right; whoever knows a public key can name it."""
@@ -120,7 +120,7 @@ def test_a_stranger_says_nothing_of_a_silos_clock(
     assert link.snapshot()["followed"] == {}
 
 
-def test_a_silo_is_not_seen_as_another_one_by_a_header_that_is_there_twice(
+def test_a_duplicate_public_key_header_does_not_show_another_silo_as_connected(
     link: Presence, keys: Mapping[str, Keys], control: ControlClient
 ) -> None:
     """Would gain: a silo that is away is shown as connected, with a version and a clock of another's choice."""
@@ -138,7 +138,7 @@ def test_a_silo_is_not_seen_as_another_one_by_a_header_that_is_there_twice(
     assert [silo.connected for silo in list_silos(control)] == [True, False]
 
 
-def test_a_silo_that_is_silent_for_a_minute_is_away(
+def test_a_silo_without_contact_for_a_minute_is_listed_as_away(
     link: Presence, keys: Mapping[str, Keys], control: ControlClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     connect(link, keys["silo-0"])
@@ -148,7 +148,7 @@ def test_a_silo_that_is_silent_for_a_minute_is_away(
 
 
 @pytest.mark.slow
-def test_runs_are_shown_with_their_rounds_and_whether_a_command_follows_them_and_can_be_stopped(
+def test_the_run_list_shows_rounds_and_orphans_and_runs_can_be_stopped(
     control: ControlClient, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     assert list_runs(control) == []
@@ -179,7 +179,7 @@ def invoke(*words: str) -> Result:
 
 
 @pytest.mark.slow
-def test_the_commands_print_lines_or_json_and_one_line_where_no_superlink_is(
+def test_federation_commands_print_text_or_json_and_fail_unless_all_silos_are_connected(
     link: Presence, keys: Mapping[str, Keys], control: ControlClient
 ) -> None:
     for silo in range(2):
@@ -192,7 +192,7 @@ def test_the_commands_print_lines_or_json_and_one_line_where_no_superlink_is(
     assert json.loads(invoke("runs", "--json").output) == []
 
 
-def test_where_no_superlink_is_one_line_says_so(tmp_path: Path) -> None:
+def test_federation_commands_without_a_superlink_fail_in_one_line(tmp_path: Path) -> None:
     for words in (["status"], ["runs"], ["stop", "7"]):
         error = invoke(*words, "--superlink", f"unix:{tmp_path}/none.sock").exception
         assert isinstance(error, RunError)
@@ -202,7 +202,7 @@ def test_where_no_superlink_is_one_line_says_so(tmp_path: Path) -> None:
         assert isinstance(invoke(*words).exception, InputError)
 
 
-def test_a_server_says_why_the_superlink_does_not_let_a_silo_in(
+def test_a_server_reports_why_the_superlink_refuses_a_silo(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Was: `silo 1 was not connected after 45 s`, and the word clock in no log."""

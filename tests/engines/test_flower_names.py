@@ -46,12 +46,12 @@ def imported(tree: ast.Module) -> Iterator[str]:
             yield from (alias.name for alias in node.names if alias.name.partition(".")[0] == "flwr")
 
 
-def test_the_table_has_each_name_of_flower_that_the_code_uses_and_no_other() -> None:
+def test_the_table_of_flower_names_lists_exactly_the_names_that_the_code_imports() -> None:
     used = {name for _, tree in product() for name in imported(tree)}
     assert used == {f"{row.module}.{row.name}" for row in NAMES}
 
 
-def test_each_route_is_used_and_no_other_file_knows_flowers_messages() -> None:
+def test_every_flower_route_is_used_and_message_types_occur_in_one_file_only() -> None:
     constants = {name for name, value in vars(names).items() if isinstance(value, Route)}
     assert len(constants) == len(ROUTES)
     used: set[str] = set()
@@ -64,19 +64,19 @@ def test_each_route_is_used_and_no_other_file_knows_flowers_messages() -> None:
     assert used == constants
 
 
-def test_there_are_few_of_them_each_with_its_reason() -> None:
+def test_the_table_of_flower_names_is_short_and_gives_reasons() -> None:
     assert len(NAMES) + len(ROUTES) <= MOST
     assert all(row.reason for row in (*NAMES, *ROUTES))
 
 
-def test_nothing_is_patched() -> None:
+def test_the_package_does_not_monkeypatch_flower() -> None:
     for path, _ in product():
         text = path.read_text(encoding="utf-8")
         assert "mock.patch" not in text, path
         assert "patch.object" not in text, path
 
 
-def test_the_installed_flower_is_the_one_of_the_table() -> None:
+def test_the_installed_flower_has_every_name_of_the_table() -> None:
     assert find_faults((*NAMES, *ROUTES)) == []
     assert check_names() == []
 
@@ -106,18 +106,18 @@ def a_function(one: int, two: int, more: int = 0) -> None:
         ),
     ],
 )
-def test_what_differs_is_named_and_refused(row: PythonName | Route, fault: str) -> None:
+def test_a_flower_with_a_missing_or_changed_name_is_refused(row: PythonName | Route, fault: str) -> None:
     """Guarantee: a Flower that lacks a protection starts nothing."""
     assert fault in str(row.find_fault())
     with refusal(r"Flower 1\.\d+\.\d+: .*, which fedpriv needs; install a Flower that"):
         check_names([*NAMES, row, *ROUTES])
 
 
-def test_a_function_that_takes_more_of_its_own_accord_is_the_same() -> None:
+def test_a_flower_function_with_an_additional_optional_parameter_is_accepted() -> None:
     assert PythonName(__name__, "a_function", ".", "one two").find_fault() is None
 
 
-def test_a_row_that_only_gains_speed_costs_only_speed(
+def test_a_changed_optional_flower_route_only_disables_long_polling(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Was: any change of Flower's, or none was noticed."""
@@ -134,7 +134,7 @@ def test_a_row_that_only_gains_speed_costs_only_speed(
 
 
 @pytest.mark.parametrize("name", ["create_app", "SuperExecAuthHttpInterceptor"])
-def test_a_deployment_on_a_flower_that_nobody_tested_is_refused_in_one_line(tmp_path: Path, name: str) -> None:
+def test_a_superlink_on_an_incompatible_flower_is_refused_in_one_line(tmp_path: Path, name: str) -> None:
     """A stub of the next version, with a name gone: exit code 2, no traceback, and no socket of any kind."""
     (row,) = [row for row in NAMES if row.name == name]
     code = (
@@ -149,7 +149,7 @@ def test_a_deployment_on_a_flower_that_nobody_tested_is_refused_in_one_line(tmp_
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_api_that_flower_would_open_by_itself_is_refused(
+def test_the_environment_variable_that_opens_a_flower_grpc_api_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Would gain: the Control API over gRPC, on a port of its own, for everybody."""
@@ -158,7 +158,7 @@ def test_an_api_that_flower_would_open_by_itself_is_refused(
         front.make_superlink_app(link_options(tmp_path)[1])
 
 
-def test_every_program_of_flowers_that_is_started_is_installed_and_takes_its_options(tmp_path: Path) -> None:
+def test_every_started_flower_program_is_installed_and_accepts_the_used_options(tmp_path: Path) -> None:
     options = "isolation superexec-auth-secret-file superlink node-config root-certificates port insecure"
     node_options = [f"--{option}" for option in (*options.split(), "auth-supernode-private-key")]
     programs = (executor.SERVERAPP, executor.SIMULATION, executor.CLIENTAPP)
@@ -189,7 +189,7 @@ def answers(statuses: dict[str, int]) -> object:
         ({"/v1/runtime/acquire-task": 500}, True, "answers /v1/runtime/acquire-task to strangers"),
     ],
 )
-def test_guarantee_doors_that_have_to_be_shut_are_tried(
+def test_guarantee_a_flower_that_answers_unauthenticated_requests_is_refused(
     statuses: dict[str, int], registered: bool, fault: str | None
 ) -> None:
     """A Flower that keeps its names, and lets strangers in."""
@@ -198,7 +198,7 @@ def test_guarantee_doors_that_have_to_be_shut_are_tried(
         asyncio.run(link.check_access(has_registered_keys=registered, has_fleet=True))
 
 
-def test_the_doors_of_the_installed_flower_are_shut_and_a_path_that_is_gone_is_named(
+def test_the_installed_flower_refuses_unauthenticated_requests_and_a_missing_route_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     link = front.make_superlink_app(link_options(tmp_path)[1])
@@ -209,7 +209,7 @@ def test_the_doors_of_the_installed_flower_are_shut_and_a_path_that_is_gone_is_n
         asyncio.run(link.check_access(has_registered_keys=True, has_fleet=True))
 
 
-def test_the_tested_versions_are_those_of_the_package() -> None:
+def test_the_tested_flower_versions_equal_the_declared_dependency_range() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     (flower,) = [package for package in project["dependencies"] if package.startswith("flwr")]
     first, last = names.TESTED_VERSIONS[0], names.TESTED_VERSIONS[-1]

@@ -35,7 +35,9 @@ def tree(trust: str, seed: int, **run_keys: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("engine", ["vectorized", "inprocess"])
 @pytest.mark.parametrize("trust", ["trusted", "untrusted"])
-def test_an_engine_runs_algorithm_1_as_printed(small_cell: MakeCell, engine: str, trust: str) -> None:
+def test_both_engines_equal_algorithm_1_of_the_momentum_paper_with_fresh_permutations(
+    small_cell: MakeCell, engine: str, trust: str
+) -> None:
     """Momentum over the permuted batches with tree noise node by node, and steps of one length."""
     cell = small_cell(**tree(trust, seed=3))
     task, plan = load_task(cell), make_plan(cell, load_task(cell).objective)
@@ -71,7 +73,9 @@ def clipped_gradient(features: Vector, label: int, weights: Vector) -> Vector:
 
 
 @pytest.mark.parametrize("trust", ["trusted", "untrusted"])
-def test_engines_agree_for_one_seed_and_seeds_differ(small_cell: MakeCell, trust: str) -> None:
+def test_both_engines_agree_on_fresh_permutations_and_different_seeds_give_different_models(
+    small_cell: MakeCell, trust: str
+) -> None:
     cells = [small_cell(**tree(trust, seed)) for seed in (3, 4)]
     together, _ = run("vectorized", *cells)
     models = []

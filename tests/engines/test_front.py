@@ -71,7 +71,7 @@ def answer_query(node: silo_node.SiloNode) -> None:
     node._answer(answer.messages_list[0].metadata.run_id, answer.message_object_trees[0])
 
 
-def test_a_query_and_its_reply_pass_between_flowers_grid_and_our_node_as_they_were_sent(
+def test_queries_and_replies_pass_unchanged_between_the_flower_grid_and_a_silo_node(
     link: Link, grid: HttpGrid, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     app = Mock(side_effect=lambda query, context: Message(REPLY, reply_to=query))
@@ -93,7 +93,7 @@ def test_a_query_and_its_reply_pass_between_flowers_grid_and_our_node_as_they_we
     ]
 
 
-def test_an_app_that_fails_is_an_error_reply_without_its_words(
+def test_a_failing_client_app_gives_an_error_reply_without_the_exception_text(
     link: Link, grid: HttpGrid, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Would tell the server of a record by the text of an exception."""
@@ -106,7 +106,7 @@ def test_an_app_that_fails_is_an_error_reply_without_its_words(
     assert "patient 7" in caplog.text
 
 
-def test_a_query_that_is_none_is_left_and_the_next_one_answered(
+def test_a_malformed_query_is_skipped_and_the_next_query_is_answered(
     link: Link, grid: HttpGrid, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Would gain: a silo's service that ends whenever its SuperLink sends nonsense."""
@@ -142,7 +142,7 @@ def test_a_query_that_is_none_is_left_and_the_next_one_answered(
 
 
 @pytest.mark.parametrize("link", ["theirs.app:app"], indirect=True)
-def test_a_run_of_another_app_is_refused_and_none_of_its_code_is_run(
+def test_a_silo_node_refuses_a_run_of_another_app_with_an_error_reply(
     link: Link, grid: HttpGrid, nodes: Nodes
 ) -> None:
     numbers = send(grid, QUERY, link.nodes[0])
@@ -180,7 +180,9 @@ def push_object(node: silo_node.SiloNode, run: int, session: str, name: str, con
     return bool(node._fleet.ask(PUSH_OBJECT, node=node._node_field, **fields).stored)
 
 
-def test_guarantee_a_reply_counts_as_its_senders(link: Link, grid: HttpGrid, nodes: Nodes) -> None:
+def test_guarantee_a_node_cannot_reply_in_the_name_of_another_node(
+    link: Link, grid: HttpGrid, nodes: Nodes
+) -> None:
     """Would gain: a release of its making in another silo's name, if it learnt what that silo was sent."""
     one, two = nodes
     numbers = send(grid, QUERY, *link.nodes)
@@ -203,7 +205,7 @@ def test_guarantee_a_reply_counts_as_its_senders(link: Link, grid: HttpGrid, nod
     assert not [session for session in link.link.app._sessions.values() if session.reply_id]
 
 
-def test_a_reply_whose_objects_are_on_their_way_is_not_handed_out(
+def test_an_incomplete_reply_is_withheld_without_delaying_other_replies(
     link: Link, grid: HttpGrid, nodes: Nodes
 ) -> None:
     """Was: the server waits up to 180 s for a dead sender, for no other silo meanwhile."""
@@ -226,7 +228,9 @@ def test_a_reply_whose_objects_are_on_their_way_is_not_handed_out(
     assert not link.link.app._node_by_query
 
 
-def test_a_silo_hides_no_reply_of_another(link: Link, grid: HttpGrid, nodes: Nodes) -> None:
+def test_a_false_announcement_of_one_silo_does_not_hide_the_reply_of_another(
+    link: Link, grid: HttpGrid, nodes: Nodes
+) -> None:
     """Would gain: another silo is missing in every round, if it announces replies to that silo's queries."""
     one, two = nodes
     numbers = send(grid, QUERY, link.nodes[1])
@@ -237,7 +241,9 @@ def test_a_silo_hides_no_reply_of_another(link: Link, grid: HttpGrid, nodes: Nod
     assert reply.metadata.src_node_id == two.node_id
 
 
-def test_what_is_announced_or_sent_again_is_taken_once(link: Link, grid: HttpGrid, nodes: Nodes) -> None:
+def test_repeated_announcements_and_uploads_of_a_reply_count_once(
+    link: Link, grid: HttpGrid, nodes: Nodes
+) -> None:
     """The answer was lost.  Was: no object was asked for, or an object refused, and the reply never came."""
     one, two = nodes
     numbers = send(grid, QUERY, link.nodes[0])
@@ -258,7 +264,7 @@ def test_what_is_announced_or_sent_again_is_taken_once(link: Link, grid: HttpGri
     assert reply.content == REPLY
 
 
-def test_a_stranger_learns_nothing_of_an_announcement_that_it_repeats(
+def test_a_replayed_announcement_without_a_valid_signature_reveals_no_session(
     link: Link, grid: HttpGrid, nodes: Nodes
 ) -> None:
     """Would gain: the session in which a silo sends."""
@@ -274,7 +280,7 @@ def test_a_stranger_learns_nothing_of_an_announcement_that_it_repeats(
         assert session.encode() not in answer.content
 
 
-def test_guarantee_a_key_that_is_forgotten_opens_nothing_whether_its_node_was_there_or_not(link: Link) -> None:
+def test_guarantee_a_revoked_node_key_gives_no_access(link: Link) -> None:
     """Flower answers with an error for a node that never came."""
     link.link._nodes = {"silo-0": link.nodes[0], "silo-1": link.nodes[1]}
     node = connect(link, 0)
@@ -287,7 +293,7 @@ def test_guarantee_a_key_that_is_forgotten_opens_nothing_whether_its_node_was_th
         pull_query(node)
 
 
-def test_a_key_that_cannot_be_forgotten_ends_the_service(link: Link, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_node_key_that_cannot_be_revoked_ends_the_service(link: Link, monkeypatch: pytest.MonkeyPatch) -> None:
     """Would let in a key that its owner has revoked."""
     link.link._nodes = {"silo-0": link.nodes[0]}
     failure = httpx.Response(500, json={"detail": "An internal error."})
@@ -297,7 +303,7 @@ def test_a_key_that_cannot_be_forgotten_ends_the_service(link: Link, monkeypatch
     assert UNREGISTER_NODE.path.endswith("unregister-node")
 
 
-def test_no_spelling_of_the_path_brings_a_foreign_reply_past_the_front(
+def test_no_path_encoding_lets_a_forged_reply_bypass_the_sender_check(
     link: Link, grid: HttpGrid, nodes: Nodes
 ) -> None:
     """Would gain: what Flower routes as an announcement and the front does not see as one."""

@@ -34,7 +34,7 @@ ANCHORED = SINGLE | {"noise": "anchored"}
 
 @pytest.mark.parametrize("relation", ["replace-one", "zero-out"])
 @pytest.mark.parametrize("row", [SINGLE, ANCHORED, ERM], ids=["single", "anchored", "erm"])
-def test_the_ledger_gives_back_the_target(row: dict[str, Any], relation: str) -> None:
+def test_the_claim_of_a_goldstein_run_equals_its_mu_target(row: dict[str, Any], relation: str) -> None:
     claim = claim_of(streams_of(goldstein_cell(row, 0.7, privacy__relation=relation)))
     assert claim.guarantee.mu == pytest.approx(0.7, rel=1e-12)
     assert claim.relation == relation
@@ -42,7 +42,7 @@ def test_the_ledger_gives_back_the_target(row: dict[str, Any], relation: str) ->
 
 @pytest.mark.parametrize(("anchor_clip", "clip"), [(0.5, 0.2), (0.1, 5.0), (3.0, 0.01)])
 @pytest.mark.parametrize("trust", ["untrusted", "trusted"])
-def test_a_node_has_the_noise_of_the_formula(anchor_clip: float, clip: float, trust: str) -> None:
+def test_tree_nodes_have_the_noise_of_the_goldstein_formula(anchor_clip: float, clip: float, trust: str) -> None:
     """σ = max(s1 √h1, s2 √h2)/μ, s1 = 2 C1/B1 and s2 = 2 C2/B2 of a silo's batch, or of all silos'."""
     settings = {**SINGLE, "anchor_clip": anchor_clip, "clip": clip, "period": 5, "trust": trust}
     source = plan_cell(goldstein_cell(settings)).noise.sources[0]
@@ -52,7 +52,7 @@ def test_a_node_has_the_noise_of_the_formula(anchor_clip: float, clip: float, tr
     assert float(source.std) == pytest.approx(max(first * height**0.5, other * (height - 1) ** 0.5) / 2.0)
 
 
-def test_an_anchor_of_its_own_has_the_noise_of_its_clip() -> None:
+def test_a_separately_released_anchor_has_noise_proportional_to_its_own_clip() -> None:
     """2 C1/(B1 μ) at an anchor; the square root's column of three rounds is what a difference is charged."""
     plan = plan_cell(goldstein_cell(ANCHORED))
     std, anchor = float(plan.noise.sources[0].std), plan.mechanism.anchor
@@ -60,7 +60,7 @@ def test_an_anchor_of_its_own_has_the_noise_of_its_clip() -> None:
     assert std == pytest.approx(2 * 1.0 / 2 * (1 + 1 / 4 + 9 / 64) ** 0.5 / 2.0)
 
 
-def test_leaves_of_all_records_have_the_least_noise_at_their_price() -> None:
+def test_full_batch_releases_have_the_optimal_noise_split_of_the_goldstein_paper() -> None:
     """Section 6.3: with a = n_a s1², b = n_d s2², Q = √a + √((Σ-1) b): σ1² = Q√a/μ², σ2² = Q √(b/(Σ-1))/μ²."""
     plan = plan_cell(goldstein_cell(ERM))
     a, b = 3 * (2 * 5.0 / 5) ** 2, 8 * (2 * 1.0 / 5) ** 2
@@ -70,7 +70,7 @@ def test_leaves_of_all_records_have_the_least_noise_at_their_price() -> None:
     assert (std * plan.mechanism.first) ** 2 == pytest.approx(q * a**0.5 / 4.0)
 
 
-def test_every_record_is_read_once_in_order_anchors_more() -> None:
+def test_every_record_is_read_once_in_order_and_anchors_read_larger_batches() -> None:
     cell = goldstein_cell()
     schedule = cell.schedule
     sizes = [len(schedule.batches(t)) for t in range(1, 12)]
@@ -80,7 +80,7 @@ def test_every_record_is_read_once_in_order_anchors_more() -> None:
     assert schedule.single_pass
 
 
-def test_gradient_evaluations_are_counted() -> None:
+def test_gradient_evaluations_of_goldstein_runs_are_counted() -> None:
     plan = plan_cell(goldstein_cell())
     assert isinstance(plan.objective, RandomSmoothing)
     anchors, others = 3 * 3, 8
@@ -90,7 +90,7 @@ def test_gradient_evaluations_are_counted() -> None:
 
 
 @pytest.mark.parametrize("oracle", ["first-order", "zeroth-order"])
-def test_anchors_take_directions_of_their_own_number_at_the_same_price(oracle: str) -> None:
+def test_the_number_of_anchor_directions_changes_evaluations_but_not_the_noise(oracle: str) -> None:
     """m directions at 3 anchors, J = 2 at both points of 8 differences; the clip and so the noise stay."""
     plans, models = {}, []
     for m in (None, 1, 5):
@@ -108,7 +108,7 @@ def test_anchors_take_directions_of_their_own_number_at_the_same_price(oracle: s
     assert not np.array_equal(models[0], models[2])
 
 
-def test_a_single_pass_has_no_directions_of_anchors() -> None:
+def test_the_single_pass_algorithm_refuses_a_number_of_anchor_directions() -> None:
     with refusal("anchor_directions"):
         goldstein_cell({**SINGLE, "anchor_directions": 4}, federation=ONE_PASS)
 
@@ -125,20 +125,20 @@ def test_a_single_pass_has_no_directions_of_anchors() -> None:
         (SINGLE, {"federation__batch": 200}, "17 batches of 600 records"),
     ],
 )
-def test_what_is_not_sound_is_refused(row: dict[str, Any], changes: dict[str, Any], reason: str) -> None:
+def test_unsound_goldstein_settings_are_refused(row: dict[str, Any], changes: dict[str, Any], reason: str) -> None:
     cell = goldstein_cell(row, **changes)
     with refusal(reason):
         check_record_count(cell)
         plan_cell(cell)
 
 
-def test_a_seed_fixes_coins_and_directions() -> None:
+def test_a_seed_determines_the_random_directions_of_a_goldstein_run() -> None:
     first, again = (run_cell("vectorized", goldstein_cell()).model for _ in range(2))
     assert np.array_equal(first, again)
     assert np.linalg.norm(first) > 0
 
 
-def test_both_engines_report_the_measure_by_name() -> None:
+def test_both_engines_report_the_goldstein_measure_of_phase_retrieval() -> None:
     """Phase retrieval through a scenario: no accuracy, the objective's own metric, and the Goldstein measure."""
     names = {"data__name": "phase-retrieval", "model__name": "robust-phase-retrieval"}
     cell = goldstein_cell(**names, run={"dtype": "float64", "evaluations": 2, "goldstein_radius": 0.8})
@@ -151,7 +151,7 @@ def test_both_engines_report_the_measure_by_name() -> None:
     assert vectorized.metrics["goldstein"] == pytest.approx(expected)
 
 
-def test_a_model_of_real_values_needs_data_of_real_values() -> None:
+def test_a_model_whose_label_type_does_not_fit_the_data_is_refused() -> None:
     for data, model in (("phase-retrieval", "softmax-regression"), ("synthetic", "robust-phase-retrieval")):
         with refusal("does not fit"):
             load_task(small_cell(data__name=data, model__name=model))

@@ -33,7 +33,7 @@ EXPIRED = Path(__file__).with_name("expired.crt")
 
 
 @pytest.mark.parametrize("name", ["ca.crt", "server.pem", "server.key", "superexec.secret"])
-def test_a_superlink_that_has_lost_a_file_of_its_own_is_ill(tmp_path: Path, name: str) -> None:
+def test_a_superlink_that_has_lost_one_of_its_files_is_unhealthy(tmp_path: Path, name: str) -> None:
     """Was: "at work", while no task could start, since a host had deleted what was ten days old."""
     prepare_isolation(tmp_path)
     healthy = partial(_why_unhealthy, tmp_path, [], [lambda: None])
@@ -42,7 +42,7 @@ def test_a_superlink_that_has_lost_a_file_of_its_own_is_ill(tmp_path: Path, name
     assert name in str(healthy())
 
 
-def test_a_superlink_whose_certificate_has_expired_or_whose_socket_is_anothers_is_ill(tmp_path: Path) -> None:
+def test_a_superlink_with_an_expired_certificate_or_a_lost_socket_is_unhealthy(tmp_path: Path) -> None:
     prepare_isolation(tmp_path)
     assert "expired.crt: the certificate expired on" in str(_why_unhealthy(tmp_path, [EXPIRED], []))
     path = tmp_path / "control.sock"
@@ -55,7 +55,7 @@ def test_a_superlink_whose_certificate_has_expired_or_whose_socket_is_anothers_i
             assert "this service's socket is gone" in str(_why_unhealthy(tmp_path, [], checks))
 
 
-def test_a_supernode_whose_key_or_certificate_is_gone_is_ill(tmp_path: Path) -> None:
+def test_a_supernode_with_a_missing_key_or_an_expired_certificate_is_unhealthy(tmp_path: Path) -> None:
     make_server_keys(tmp_path)
     make_node_key(tmp_path / "node.key", tmp_path / "node.pub")
     monitor = supernode_process.SupernodeMonitor("127.0.0.1:1", tmp_path, tmp_path)
@@ -68,7 +68,7 @@ def test_a_supernode_whose_key_or_certificate_is_gone_is_ill(tmp_path: Path) -> 
     assert "ca.crt: the certificate expired on" in str(monitor.why_unhealthy())
 
 
-def test_a_second_supernode_with_one_key_is_refused_before_it_asks(tmp_path: Path) -> None:
+def test_a_second_supernode_with_the_same_key_is_refused_before_connecting(tmp_path: Path) -> None:
     """Was: both asked the SuperLink, and each was turned away in turns."""
     make_server_keys(tmp_path)
     make_node_key(tmp_path / "node.key", tmp_path / "node.pub")
@@ -80,7 +80,7 @@ def test_a_second_supernode_with_one_key_is_refused_before_it_asks(tmp_path: Pat
 
 
 @pytest.mark.parametrize("kind", ["broken", "another type", "missing"])
-def test_a_key_of_a_supernode_that_cannot_be_used_is_one_line(tmp_path: Path, kind: str) -> None:
+def test_an_unusable_supernode_key_is_refused_in_one_line(tmp_path: Path, kind: str) -> None:
     """Was: "its SuperNode ended with exit code 1"."""
     make_server_keys(tmp_path)
     if kind == "another type":
@@ -93,7 +93,7 @@ def test_a_key_of_a_supernode_that_cannot_be_used_is_one_line(tmp_path: Path, ki
 
 
 @pytest.mark.parametrize("kind", ["broken", "another's", "missing", "with a password"])
-def test_a_key_of_a_superlink_that_cannot_be_used_is_one_line(tmp_path: Path, kind: str) -> None:
+def test_an_unusable_superlink_key_is_refused_in_one_line(tmp_path: Path, kind: str) -> None:
     """Was: a traceback of ssl."""
     make_server_keys(tmp_path)
     load_key_pair(tmp_path)
@@ -119,7 +119,7 @@ def test_a_key_of_a_superlink_that_cannot_be_used_is_one_line(tmp_path: Path, ki
     assert not (tmp_path / "c.sock").exists()
 
 
-def test_a_machine_that_allows_too_few_open_files_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_too_low_limit_of_open_files_is_refused_or_raised(monkeypatch: pytest.MonkeyPatch) -> None:
     """Was: a traceback of whatever could not be opened."""
     limits: list[Any] = []
     monkeypatch.setattr(resource, "getrlimit", lambda _: (16, 16))
@@ -142,7 +142,7 @@ def flower_run(folder: Path, status: str = "running", sub: str = "", details: st
     )
 
 
-def test_a_run_is_told_from_its_start_to_its_end(
+def test_a_run_is_logged_from_its_start_to_its_end(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Was: three lines in three runs, none of them fedpriv's."""
@@ -186,7 +186,7 @@ def test_a_run_is_told_from_its_start_to_its_end(
     assert runs._reports == {}, "nothing is kept of a run that is over"
 
 
-def test_metrics_of_a_superlink_have_runs_and_silos_by_the_number_that_guards_have(tmp_path: Path) -> None:
+def test_superlink_metrics_report_runs_and_silos_by_number(tmp_path: Path) -> None:
     """Was: silo="silo-0" here and silo="0" at a guard, and no run."""
     (tmp_path / "progress").write_text("5")
     report_waiting(tmp_path, [2], time.time())
@@ -207,7 +207,7 @@ def test_metrics_of_a_superlink_have_runs_and_silos_by_the_number_that_guards_ha
     assert "run_rounds" not in format_metrics(runs.metrics())
 
 
-def test_a_run_that_no_server_takes_up_makes_the_superlink_ill(
+def test_a_run_that_is_not_started_for_minutes_makes_the_superlink_unhealthy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Was: "starting" for ever, and "at work"."""
@@ -223,7 +223,9 @@ def test_a_run_that_no_server_takes_up_makes_the_superlink_ill(
     assert runs.why_stuck() is None
 
 
-def test_a_run_that_is_not_started_ends_in_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_the_superlink_does_not_start_ends_with_an_error_message(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Was: "starting" for 240 s, until somebody stopped waiting."""
     monkeypatch.setattr(deployment, "_STATUS_SECONDS", 0.0)
     monkeypatch.setattr(deployment, "_POLL_SECONDS", 0.0)
@@ -234,7 +236,7 @@ def test_a_run_that_is_not_started_ends_in_words(tmp_path: Path, monkeypatch: py
         deployment.follow_run(link, 1, FolderReader(tmp_path), lambda: None, progress)
 
 
-def test_two_superlinks_do_not_share_a_list_of_runs(tmp_path: Path) -> None:
+def test_a_second_superlink_on_the_same_run_history_is_refused(tmp_path: Path) -> None:
     """Was: each wrote its own over the other's, and marked its runs as failed."""
     path = tmp_path / "runs.json"
     first = RunHistory(path)
@@ -244,7 +246,7 @@ def test_two_superlinks_do_not_share_a_list_of_runs(tmp_path: Path) -> None:
     RunHistory(path)
 
 
-def test_a_look_at_the_silos_imports_neither_flower_nor_torch() -> None:
+def test_listing_silos_imports_neither_flower_nor_torch() -> None:
     """Was: 3.7 s of processor for each look."""
     code = (
         "import sys\nimport fedpriv.addons.services.flower_private.presence\n"
@@ -254,7 +256,7 @@ def test_a_look_at_the_silos_imports_neither_flower_nor_torch() -> None:
     assert done.stdout.strip() == "[]"
 
 
-def test_a_folder_with_other_files_is_not_replaced(tmp_path: Path) -> None:
+def test_a_service_does_not_replace_a_folder_with_unrelated_files(tmp_path: Path) -> None:
     """Gains: nothing but a folder of the wrong name, and all that was in it."""
     folder = tmp_path / "c.sock.d"
     folder.mkdir()
@@ -266,7 +268,7 @@ def test_a_folder_with_other_files_is_not_replaced(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="root alone is refused")
-def test_a_run_that_is_refused_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_deployment_refused_as_root_leaves_no_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Was: runs/deployment with a results.json without cells."""
     monkeypatch.delenv("FEDPRIV_ALLOW_ROOT", raising=False)
     monkeypatch.chdir(tmp_path)

@@ -27,7 +27,7 @@ def run(number: int, status: str, sub_status: str = "", finished: str = "") -> A
     return made
 
 
-def test_runs_are_kept_and_those_that_were_under_way_have_ended(
+def test_the_run_history_survives_a_restart_and_marks_interrupted_runs_as_failed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "runs.json"
@@ -54,7 +54,7 @@ def test_runs_are_kept_and_those_that_were_under_way_have_ended(
     assert [after.is_due(), after.is_due()] == [True, False]
 
 
-def test_what_a_full_disk_did_not_take_is_written_at_the_next_poll(
+def test_a_run_history_not_written_on_a_full_disk_is_written_at_the_next_poll(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Before: at the next change of a run, and a run that had ended came back as failed by the restart."""
@@ -70,7 +70,7 @@ def test_what_a_full_disk_did_not_take_is_written_at_the_next_poll(
 
 
 @pytest.mark.parametrize("broken", ["{", "[1]", '[{"state": "running"}]', "7"])
-def test_a_file_that_is_none_of_ours_is_refused_in_one_line(tmp_path: Path, broken: str) -> None:
+def test_a_malformed_or_unsafe_run_history_is_refused_in_one_line(tmp_path: Path, broken: str) -> None:
     path = tmp_path / "runs.json"
     path.write_text(broken)
     path.chmod(0o600)
@@ -84,7 +84,7 @@ def test_a_file_that_is_none_of_ours_is_refused_in_one_line(tmp_path: Path, brok
         RunHistory(tmp_path / "nowhere" / "runs.json")
 
 
-def test_a_run_that_the_superlink_lost_is_told_apart_and_rounds_are_told_once(
+def test_a_lost_run_raises_its_own_error_and_rounds_are_reported_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(deployment, "_STATUS_SECONDS", 0.0)
@@ -98,7 +98,9 @@ def test_a_run_that_the_superlink_lost_is_told_apart_and_rounds_are_told_once(
     assert recorder.advances == [4, 2]
 
 
-def test_ray_without_flowers_program_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_ray_engine_without_the_flower_simulation_program_fails_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Was: the executor could not start the simulation, and `fedpriv run --engine ray` waited for ever."""
     monkeypatch.setattr("sys.executable", str(tmp_path / "python"))
     with (

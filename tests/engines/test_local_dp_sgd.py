@@ -73,20 +73,20 @@ def literally(cell: Cell) -> np.ndarray[Any, np.dtype[np.float64]]:
 
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("privacy", [PRIVATE, QUIET], ids=["noisy", "quiet"])
-def test_an_engine_runs_the_algorithm_as_it_is_written_down(engine: str, privacy: dict[str, Any]) -> None:
+def test_both_engines_equal_a_literal_transcription_of_local_dp_sgd(engine: str, privacy: dict[str, Any]) -> None:
     cell = local_cell(privacy=privacy)
     outcome = run_cell(engine, cell)
     np.testing.assert_allclose(outcome.model, literally(cell), rtol=1e-9, atol=1e-12)
 
 
-def test_one_step_between_two_averages_is_dp_sgd() -> None:
+def test_local_dp_sgd_with_one_step_per_average_equals_dp_sgd() -> None:
     local, plain = local_cell(algorithm__local_steps=1), local_cell(algorithm=SGD)
     for engine in ENGINES:
         one, other = (run_cell(engine, cell).model for cell in (local, plain))
         np.testing.assert_allclose(one, other, rtol=1e-9, atol=1e-13)
 
 
-def test_without_noise_and_clips_it_is_federated_averaging() -> None:
+def test_local_dp_sgd_without_noise_and_clipping_equals_federated_averaging() -> None:
     local = local_cell(algorithm__clip=1e6, privacy=QUIET)
     averaging = small_cell(
         federation={"silos": 3, "rounds": 3, "batch": 20},
@@ -100,7 +100,7 @@ def test_without_noise_and_clips_it_is_federated_averaging() -> None:
 
 @pytest.mark.parametrize("epochs", [1, 3, 12])
 @pytest.mark.parametrize(("relation", "factor"), [("replace-one", 2.0), ("zero-out", 1.0)])
-def test_every_step_is_charged(epochs: int, relation: str, factor: float) -> None:
+def test_every_local_step_is_charged(epochs: int, relation: str, factor: float) -> None:
     """A record is in `epochs` of the steps: μ = factor · C · √epochs / (B σ), whatever K is."""
     for steps in (1, 3, 12):
         changes = {"federation__epochs": epochs, "algorithm__local_steps": steps, "privacy__relation": relation}
@@ -111,7 +111,7 @@ def test_every_step_is_charged(epochs: int, relation: str, factor: float) -> Non
 
 
 @pytest.mark.parametrize("sampling", ["poisson", "allocation"])
-def test_sampled_steps_cost_what_as_many_sampled_rounds_of_dp_sgd_cost(sampling: str) -> None:
+def test_subsampled_local_steps_cost_as_much_as_equally_many_rounds_of_dp_sgd(sampling: str) -> None:
     """K T releases: the accountant's ε for the same noise, and not that of T averages."""
     sampled = {"federation__epochs": 3, "federation__sampling": sampling}
     privacy = {"relation": "zero-out", "epsilon": 2.0}
@@ -133,7 +133,9 @@ def test_sampled_steps_cost_what_as_many_sampled_rounds_of_dp_sgd_cost(sampling:
         ({"run__noise": "aggregate"}, "step by themselves, each with noise of its own"),
     ],
 )
-def test_what_local_steps_cannot_do_is_refused_in_one_line(changes: dict[str, Any], reason: str) -> None:
+def test_settings_incompatible_with_local_steps_are_refused_in_one_line(
+    changes: dict[str, Any], reason: str
+) -> None:
     """A server cannot add the noise of local steps, either."""
     with refusal(reason):
         run("vectorized", local_cell(**changes))
@@ -160,7 +162,7 @@ def from_key(guard: Guard, queries: list[torch.Tensor]) -> list[torch.Tensor]:
     return releases
 
 
-def test_a_guard_takes_local_steps_and_goes_on_where_it_was_killed(tmp_path: Path) -> None:
+def test_a_guard_restarted_before_every_local_step_releases_the_same_bytes(tmp_path: Path) -> None:
     """Its own point is packed with its state: restarted before every step it releases the same bytes."""
     path = write_silo(tmp_path)
     queries = [ZERO + (t > 4) for t in range(1, 8)]
@@ -174,7 +176,7 @@ def test_a_guard_takes_local_steps_and_goes_on_where_it_was_killed(tmp_path: Pat
     assert charged(again._ledger) == pytest.approx([2.0])
 
 
-def test_a_silo_steps_from_its_own_releases_and_starts_again_from_the_average() -> None:
+def test_a_silo_steps_from_its_own_releases_and_restarts_from_every_average() -> None:
     cell = local_cell(privacy=QUIET)
     silo, query = SimulatedFederation.from_cell(cell).silo(1), torch.zeros(7850, dtype=torch.float64)
     state, own = silo.initial_state(), query
@@ -193,7 +195,7 @@ def gradient_at(cell: Cell, point: torch.Tensor, t: int) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("arithmetic", ["float", "integers"])
-def test_integers_and_floats_differ_by_their_noise_alone(arithmetic: str) -> None:
+def test_local_dp_sgd_meets_the_mu_target_in_integer_and_float_arithmetic(arithmetic: str) -> None:
     outcome = run_cell("inprocess", local_cell(run__arithmetic=arithmetic))
     (stream,) = outcome.releases
     assert (stream.integer_release is not None) == (arithmetic == "integers")

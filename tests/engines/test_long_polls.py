@@ -21,7 +21,7 @@ from fedpriv.addons.services.flower_private.names import (
 from tests.engines.builders import Clock
 
 
-def test_sessions_that_flower_has_forgotten_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_message_sessions_without_recent_activity_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     before = Front(nothing)
     clock = Clock(1000.0)
     monkeypatch.setattr(front.time, "monotonic", clock.monotonic)
@@ -101,7 +101,7 @@ async def ask(
 
 
 @run_async
-async def test_an_empty_answer_is_held_until_its_node_is_woken() -> None:
+async def test_an_empty_reply_is_delayed_until_a_message_for_its_node_arrives() -> None:
     app = Inbox()
     before = Front(app)
     asking = asyncio.create_task(ask(before, pulling(7)))
@@ -117,7 +117,7 @@ async def test_an_empty_answer_is_held_until_its_node_is_woken() -> None:
 
 
 @run_async
-async def test_a_message_that_comes_while_the_app_looks_is_not_missed() -> None:
+async def test_a_message_that_arrives_during_the_lookup_is_delivered() -> None:
     app = Inbox()
     before = Front(app)
 
@@ -132,7 +132,7 @@ async def test_a_message_that_comes_while_the_app_looks_is_not_missed() -> None:
 
 
 @run_async
-async def test_a_message_is_not_given_to_one_that_is_gone() -> None:
+async def test_a_disconnected_client_does_not_consume_a_message() -> None:
     """Was: a silo that was killed while it asked lost its next query, which came again after half a minute."""
     app, gone = Inbox(), asyncio.Event()
     before = Front(app)
@@ -153,7 +153,9 @@ async def test_a_message_is_not_given_to_one_that_is_gone() -> None:
         (200, b"", "/v1/fleet/elsewhere"),
     ],
 )
-def test_everything_else_passes_at_once(status: int, body: bytes, path: str) -> None:
+def test_messages_refusals_and_other_routes_are_answered_without_delay(
+    status: int, body: bytes, path: str
+) -> None:
     """Guarantee: what Flower refuses is refused at once."""
     app = Inbox()
     app.status, app.body, request = status, body, pulling()
@@ -167,7 +169,7 @@ ROUTES = (PULL_MESSAGES, PUSH_MESSAGES, PUSH_OBJECT, SERVER_PULL_MESSAGES, SERVE
 
 
 @pytest.mark.parametrize("path", [route.path for route in ROUTES])
-def test_a_body_that_cannot_be_read_goes_on_as_it_came(path: str) -> None:
+def test_an_unparsable_request_body_is_forwarded_unchanged(path: str) -> None:
     read: list[bytes] = []
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -183,7 +185,7 @@ def test_a_body_that_cannot_be_read_goes_on_as_it_came(path: str) -> None:
     assert b"".join(read) == b"\xff\xff\xff"
 
 
-def test_without_polls_senders_are_still_checked() -> None:
+def test_sender_checks_remain_active_without_long_polling() -> None:
     """A Flower whose messages have changed costs seconds a round, and no protection."""
     app = Inbox()
     before = Front(app, long_polling=False)
@@ -196,7 +198,7 @@ def test_without_polls_senders_are_still_checked() -> None:
     assert app.asked == 1
 
 
-def test_a_queue_of_queries_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_number_of_remembered_queries_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(front, "_MAX_QUERIES", 3)
     before = Front(nothing)
     for number in range(5):
@@ -207,7 +209,7 @@ def test_a_queue_of_queries_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert list(before._node_by_query) == ["2", "3", "4"]
 
 
-def test_a_request_that_is_cut_off_is_no_request() -> None:
+def test_a_truncated_request_is_not_forwarded() -> None:
     """A message of which a part came may read as another one."""
     app, parts = Inbox(), [{"type": "http.request", "body": pulling()[:1], "more_body": True}]
 

@@ -40,7 +40,7 @@ def sections_of(row: str, **settings: object) -> dict[str, Any]:
 
 @pytest.mark.parametrize("row", [name for name in ALGORITHMS if name in SETTINGS])
 @pytest.mark.parametrize("engine", ["vectorized", "inprocess"])
-def test_every_rows_states_are_counted(row: str, engine: str) -> None:
+def test_the_memory_estimate_includes_the_states_of_every_algorithm(row: str, engine: str) -> None:
     """Of vectors that a state has, whatever they are called."""
     try:
         cell = small_cell(**sections_of(row), model={"name": "mlp", "hidden": 64})
@@ -50,7 +50,7 @@ def test_every_rows_states_are_counted(row: str, engine: str) -> None:
     assert sum(parts.get(name, 0) for name in ("states", "server", "silos")) >= 3 * 50_890 * 8
 
 
-def test_more_cells_at_a_time_need_more_and_processes_add_up() -> None:
+def test_the_memory_estimate_grows_with_cells_and_worker_processes() -> None:
     cells = [small_cell(seed=seed) for seed in range(4)]
     one, four = (estimate(cells[:count], "vectorized") for count in (1, 4))
     assert four.parts["states"] == 4 * one.parts["states"]
@@ -72,7 +72,7 @@ def test_more_cells_at_a_time_need_more_and_processes_add_up() -> None:
         ({"run__dtype": "float32"}, "vectorized", "a smaller model or batch, or a machine with more"),
     ],
 )
-def test_a_run_that_the_machine_cannot_hold_is_refused_with_the_remedy(
+def test_a_run_that_exceeds_the_memory_of_the_machine_is_refused_with_a_remedy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, object], engine: str, remedy: str
 ) -> None:
     scenario = parse_scenario(small_tree(**changes), "test")
@@ -102,7 +102,7 @@ def smoothing_tree(oracle: str, directions: int, **others: object) -> dict[str, 
     )
 
 
-def test_random_directions_are_counted_and_bounded_whatever_their_number() -> None:
+def test_the_memory_estimate_of_random_directions_is_bounded_for_any_number() -> None:
     """Was: "at most 500 MB" of a run that took 15 GB: directions of its own for each of 290 records."""
     bytes_of_copies, points, records, dimensions = 8 * 8, 2, 32, 8
     few, most = bytes_of_copies * points * records * 8 * dimensions, 8 * 2 * 2**20 * 8
@@ -112,7 +112,7 @@ def test_random_directions_are_counted_and_bounded_whatever_their_number() -> No
             assert estimate([cell], engine).parts["directions and copies"] == size
 
 
-def test_replicates_with_many_directions_run_a_few_at_a_time() -> None:
+def test_replicates_with_many_random_directions_run_in_small_groups() -> None:
     tree = smoothing_tree("zeroth-order", 5_000, sweep={"seeds": 12}, seed=None)
     cells = [point.cell for point in parse_scenario(tree, "test").points]
     assert [len(group) for group in group_cells(cells)] == [4, 4, 4]
@@ -120,7 +120,7 @@ def test_replicates_with_many_directions_run_a_few_at_a_time() -> None:
 
 
 @pytest.mark.parametrize("name", ["address space", "data"])
-def test_a_limit_of_the_process_counts_and_is_named(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_a_memory_limit_of_the_process_applies_and_is_named(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     """What this process has of it already is not there for a run; other processes have limits of their own."""
     monkeypatch.setattr(table, "memory_usage", lambda: {name: 900 * 10**6})
     monkeypatch.setattr(table, "_resident_bytes", lambda: 300 * 10**6)
@@ -179,7 +179,7 @@ KINDS: dict[str, tuple[str, dict[str, object]]] = {
 
 
 @pytest.mark.parametrize("kind", in_parts(KINDS, long=[kind for kind in KINDS if "inprocess" in kind]))
-def test_the_peak_of_each_kind_is_within_what_was_said(tmp_path: Path, kind: str) -> None:
+def test_the_peak_memory_of_each_kind_of_run_is_within_its_estimate(tmp_path: Path, kind: str) -> None:
     """Guarantee of a forecast: never too little, and at most six times the peak, or 400 MB above it."""
     engine, tree = KINDS[kind]
     tree.pop("seed", None)
@@ -188,12 +188,12 @@ def test_the_peak_of_each_kind_is_within_what_was_said(tmp_path: Path, kind: str
     assert told["bytes"] <= told["said"] <= max(6 * told["bytes"], told["bytes"] + 400 * 10**6), told
 
 
-def test_a_dry_run_on_no_engine_is_refused() -> None:
+def test_a_memory_estimate_for_an_unknown_engine_is_refused() -> None:
     with pytest.raises(InputError, match=r"--engine vectorised: known engines are .* did you mean 'vectorized'"):
         table.estimate_memory([small_cell()], "vectorised")
 
 
-def test_a_dry_run_says_the_memory_and_runs_nothing(tmp_path: Path) -> None:
+def test_a_dry_run_prints_the_memory_estimate_and_runs_nothing(tmp_path: Path) -> None:
     said = fedpriv("run", "quickstart", "--dry-run", "--out", "run", "--set", "seeds=1", cwd=tmp_path)
     assert "engine vectorized\nmemory: at most " in said.stdout
     assert not (tmp_path / "run").exists()
@@ -201,13 +201,13 @@ def test_a_dry_run_says_the_memory_and_runs_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("point", ["vectorized 10 1258 600", "inprocess 10 126 300", "inprocess 1000 0 6000"])
-def test_a_run_keeps_to_what_was_said(point: str) -> None:
+def test_the_peak_memory_of_large_runs_is_within_its_estimate(point: str) -> None:
     """The peak of a process of its own, beyond the loaded data."""
     told = json.loads(run_python("-m", "benchmarks.growth_point", *point.split()).splitlines()[-1])
     assert told["bytes"] <= told["said"] <= 6 * told["bytes"]
 
 
 @pytest.mark.slow
-def test_a_run_with_a_long_model_holds_eight_vectors() -> None:
+def test_a_run_with_a_large_model_holds_at_most_eight_vectors_of_its_size() -> None:
     """Less what a small process has at its own peak, which is about one; its start is in it, and took twelve."""
     assert vectors_at_peak(12_579, held=True) <= 7.2

@@ -105,7 +105,7 @@ def check_equal(steps: list[Step], expected: list[Step]) -> None:
             np.testing.assert_allclose(part, literal, atol=1e-11)
 
 
-def test_algorithm_1_is_its_golden_run() -> None:
+def test_algorithm_1_of_the_momentum_paper_reproduces_its_reference_run() -> None:
     def fresh(t: int) -> Tensor:
         level = (t & -t).bit_length() - 1
         return torch.from_numpy(0.05 * oracle.golden_noise(0, level, (t >> level) - 1))
@@ -113,7 +113,7 @@ def test_algorithm_1_is_its_golden_run() -> None:
     check_equal(golden_run(momentum(), BinaryTree(1.0 - ALPHA), fresh), golden_tree_run())
 
 
-def test_algorithm_2_with_one_gradient_a_step_is_its_golden_run() -> None:
+def test_algorithm_2_of_the_momentum_paper_reproduces_its_reference_run() -> None:
     """The literal algorithm takes 3T - min(T, N) gradients; α is folded into the standard deviations."""
     early, late, difference, residual = (ALPHA * std for std in oracle.GOLDEN_STDS)
     mechanism = SlidingDifferences(PLACES, MIXING, 1.0, 1.0, STEP, 1.0 - ALPHA, early, late, difference, residual)
@@ -139,11 +139,11 @@ def zeros(t: int) -> Tensor:
     return torch.zeros(3, 2, dtype=torch.float64)[: silent().draws(t)]
 
 
-def test_parts_that_no_clip_touches_add_up_to_momentum() -> None:
+def test_split_gradients_without_active_clipping_equal_momentum() -> None:
     check_equal(golden_run(in_parts(9.0, 9.0, 9.0), silent(), zeros), golden_run(momentum(), silent(), zeros))
 
 
-def test_clipped_parts_are_the_literal_reconstruction() -> None:
+def test_clipped_split_gradients_equal_a_literal_transcription() -> None:
     """Q_{q,p} and its sums over epochs by their definition, along the run that the clipped parts make."""
     clips = (0.3, 0.02, 0.05)
     steps = golden_run(in_parts(*clips), silent(), zeros)
@@ -187,13 +187,13 @@ def test_clipped_parts_are_the_literal_reconstruction() -> None:
     assert bites > 5
 
 
-def test_gradients_of_clipped_parts_are_counted() -> None:
+def test_gradient_evaluations_of_the_momentum_algorithms_are_counted() -> None:
     """One a round, and for parts: one at the start, two more from round 2 on, four more from epoch 2 on."""
     for algorithm, rounds in ((TREE, 20), (REDUCED, 20), (ALIGNED, 20), (IN_PARTS, 1 + 4 * 3 + 3 * (3 + 4 * 5))):
         assert count_gradient_evaluations(momentum_plan(algorithm), 20) == 15 * rounds
 
 
-def test_without_noise_all_three_rows_are_momentum() -> None:
+def test_all_momentum_algorithms_agree_without_noise() -> None:
     models = []
     unclipped = {**ALIGNED, "difference_clip": 1e3, "residual_clip": 1e3}
     for algorithm in ({**TREE, "step": 0.0001}, REDUCED, ALIGNED, unclipped):
@@ -205,7 +205,9 @@ def test_without_noise_all_three_rows_are_momentum() -> None:
 
 
 @pytest.mark.parametrize(("algorithm", "stops"), MOVEMENT_MATTERS)
-def test_a_silo_stops_when_the_query_moves_too_far(algorithm: dict[str, Any], stops: bool) -> None:
+def test_a_silo_stops_at_a_query_beyond_the_movement_bound_of_its_mechanism(
+    algorithm: dict[str, Any], stops: bool
+) -> None:
     """η (1 + 1e-6) a round and no more, where the noise rests on it."""
     silo = SimulatedFederation.from_cell(momentum_cell(algorithm)).silo(0)
     start = torch.zeros(silo.plan.objective.dimension, dtype=torch.float64)
@@ -228,13 +230,13 @@ def test_a_silo_stops_when_the_query_moves_too_far(algorithm: dict[str, Any], st
         ({**TREE, "calibration": "paper", "alpha": 0.1}, "at least 1/N"),
     ],
 )
-def test_a_row_that_its_settings_do_not_fit_is_refused(algorithm: dict[str, Any], line: str) -> None:
+def test_invalid_settings_of_the_momentum_algorithms_are_refused(algorithm: dict[str, Any], line: str) -> None:
     with refusal(line):
         momentum_plan(algorithm)
 
 
 @pytest.mark.parametrize("algorithm", [TREE, REDUCED])
-def test_the_papers_noise_is_refused_beyond_its_condition(algorithm: dict[str, Any]) -> None:
+def test_the_noise_calibration_of_the_paper_is_refused_outside_its_conditions(algorithm: dict[str, Any]) -> None:
     def plan_calibrated(calibration: str, epsilon: float) -> Plan:
         privacy = {"relation": "replace-one", "epsilon": epsilon, "delta": 1e-5}
         federation = {"silos": 3, "rounds": 40, "epochs": 4}
@@ -249,7 +251,7 @@ def test_the_papers_noise_is_refused_beyond_its_condition(algorithm: dict[str, A
         plan_calibrated("paper", 12.0)
 
 
-def test_rows_tie_noise_steps_and_smoothness_to_the_same_numbers() -> None:
+def test_the_momentum_algorithms_derive_sensitivities_from_step_size_and_smoothness() -> None:
     """α L η N between epoch starts, α L η a round, with the rounding that silos allow; or α times the clips."""
     objective = load_task(small_cell()).objective
     rounds_per_epoch, alpha = 5, 0.2
@@ -271,7 +273,7 @@ def test_rows_tie_noise_steps_and_smoothness_to_the_same_numbers() -> None:
     assert plan.mechanism.decay == plan.estimator.decay == 1.0 - alpha
 
 
-def test_a_difference_is_charged_what_two_clipped_gradients_can_differ_by() -> None:
+def test_the_gradient_difference_sensitivity_is_capped_at_two_clip_norms() -> None:
     """Guarantee: α min(LηN, 2G); with long steps α g_t is C at one epoch's start and -C at the next, no more."""
     row = {"name": "momentum-tree-reduced", "clip": 2.0, "alpha": 0.5}
     plans = [momentum_plan({**row, "step": step}) for step in (1e-6, 100.0)]
@@ -282,7 +284,7 @@ def test_a_difference_is_charged_what_two_clipped_gradients_can_differ_by() -> N
     assert long.difference == 2.0 * plans[1].max_clip == 2.0 * 0.5 * 2.0
 
 
-def test_a_model_without_known_smoothness_is_refused_unless_differences_are_clipped() -> None:
+def test_a_model_of_unknown_smoothness_requires_clipped_gradient_differences() -> None:
     model = {"name": "mlp", "hidden": 4}
     assert momentum_plan({**IN_PARTS, "clip": 1.0}, model=model).noise.sources
     for algorithm in (REDUCED, ALIGNED):
@@ -293,7 +295,9 @@ def test_a_model_without_known_smoothness_is_refused_unless_differences_are_clip
 @pytest.mark.slow
 @pytest.mark.parametrize("algorithm", [REDUCED, ALIGNED])
 @pytest.mark.parametrize("engine", ["vectorized", "inprocess"])
-def test_an_honest_float32_run_goes_through(tmp_path: Path, algorithm: dict[str, Any], engine: str) -> None:
+def test_rounding_of_float32_queries_does_not_exceed_the_movement_bound(
+    tmp_path: Path, algorithm: dict[str, Any], engine: str
+) -> None:
     """400 rounds in the default type: steps that are rounded to float32 stay below the movement charged.
 
     With few features a step's rounding is not averaged out.
@@ -314,7 +318,9 @@ def test_an_honest_float32_run_goes_through(tmp_path: Path, algorithm: dict[str,
 
 
 @pytest.mark.parametrize("engine", ["vectorized", "inprocess"])
-def test_every_engine_stops_an_optimizer_that_moves_too_far(monkeypatch: pytest.MonkeyPatch, engine: str) -> None:
+def test_every_engine_stops_an_optimizer_that_exceeds_the_movement_bound(
+    monkeypatch: pytest.MonkeyPatch, engine: str
+) -> None:
     """A run whose noise rests on short steps, and takes longer ones, would claim what it does not keep."""
     honest = NormalizedSGD.update
 
@@ -327,7 +333,9 @@ def test_every_engine_stops_an_optimizer_that_moves_too_far(monkeypatch: pytest.
 
 
 @pytest.mark.parametrize(("algorithm", "assumed"), MOVEMENT_MATTERS)
-def test_a_mechanism_says_what_it_assumes_of_the_loss(algorithm: dict[str, Any], assumed: bool) -> None:
+def test_a_mechanism_states_its_smoothness_assumption_in_the_claim(
+    algorithm: dict[str, Any], assumed: bool
+) -> None:
     """And so does the description of its noise in every report: such a claim is none for any loss."""
     plan = momentum_plan(algorithm)
     assumption = plan.mechanism.assumption

@@ -47,12 +47,12 @@ def watch_keys(keys: Path) -> KeyMonitor:
     return KeyMonitor(keys, read_registered_keys(keys))
 
 
-def test_the_fingerprint_is_the_one_that_ssh_keygen_shows(keys: Path) -> None:
+def test_the_key_fingerprint_equals_that_of_ssh_keygen(keys: Path) -> None:
     shown = subprocess.run(["ssh-keygen", "-l", "-f", public(keys, 1)], capture_output=True, text=True, check=True)
     assert key_fingerprint(node_public_key(public(keys, 1))) == shown.stdout.split()[1]
 
 
-def test_a_key_is_revoked_in_one_line_that_names_silo_and_fingerprint(keys: Path) -> None:
+def test_revoking_a_key_prints_one_line_with_silo_and_fingerprint(keys: Path) -> None:
     own = key_fingerprint(node_public_key(public(keys, 1)))
     code, said = revoking(keys, "--revoke", "1")
     assert (code, said.count("\n")) == (0, 1)
@@ -60,7 +60,7 @@ def test_a_key_is_revoked_in_one_line_that_names_silo_and_fingerprint(keys: Path
     assert sorted(read_registered_keys(keys)) == ["silo-0", "silo-2"]
 
 
-def test_an_unknown_silo_or_key_is_refused_in_one_line_and_nothing_is_taken(keys: Path) -> None:
+def test_revoking_an_unknown_silo_or_key_is_refused_and_changes_nothing(keys: Path) -> None:
     with refusal(r"silo 7 has no key here; registered are silo-0, silo-1, silo-2$"):
         revoke_key(keys, 7)
     with refusal(r"silo-0\.pub: silo 0 has no key here; registered are none$"):
@@ -75,7 +75,7 @@ def test_an_unknown_silo_or_key_is_refused_in_one_line_and_nothing_is_taken(keys
     assert len(list((keys / "nodes").iterdir())) == SILOS
 
 
-def test_guarantee_a_superlink_that_runs_forgets_a_revoked_key_once_and_no_other(
+def test_guarantee_a_running_superlink_unregisters_a_revoked_key_once_and_no_other(
     keys: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     own = key_fingerprint(node_public_key(public(keys, 1)))
@@ -91,7 +91,7 @@ def test_guarantee_a_superlink_that_runs_forgets_a_revoked_key_once_and_no_other
     assert monitor.poll() == NOTHING, "it is forgotten for as long as the SuperLink runs"
 
 
-def test_guarantee_a_key_whose_place_another_has_taken_is_forgotten(keys: Path, tmp_path: Path) -> None:
+def test_guarantee_a_replaced_node_key_is_unregistered(keys: Path, tmp_path: Path) -> None:
     monitor = watch_keys(keys)
     assert monitor.poll() == NOTHING
     draft = tmp_path / "silo-2.pub"
@@ -100,13 +100,13 @@ def test_guarantee_a_key_whose_place_another_has_taken_is_forgotten(keys: Path, 
     assert monitor.poll() == (["silo-2"], {"silo-2": node_public_key(public(keys, 2))})
 
 
-def test_guarantee_a_key_that_went_while_the_superlink_started_is_forgotten(keys: Path) -> None:
+def test_guarantee_a_key_revoked_during_startup_is_unregistered(keys: Path) -> None:
     monitor = watch_keys(keys)
     revoke_key(keys, 0)
     assert monitor.poll() == (["silo-0"], {})
 
 
-def test_guarantee_a_key_that_changes_under_the_old_times_is_forgotten(keys: Path, tmp_path: Path) -> None:
+def test_guarantee_a_key_replaced_with_unchanged_file_times_is_unregistered(keys: Path, tmp_path: Path) -> None:
     """Gains: another key at the place of a revoked one, copied there with `cp -p`."""
     monitor = watch_keys(keys)
     assert monitor.poll() == NOTHING
@@ -116,7 +116,7 @@ def test_guarantee_a_key_that_changes_under_the_old_times_is_forgotten(keys: Pat
     assert monitor.poll() == (["silo-2"], {"silo-2": node_public_key(public(keys, 2))})
 
 
-def test_guarantee_keys_are_forgotten_that_a_returning_folder_lacks(keys: Path) -> None:
+def test_guarantee_keys_missing_from_a_restored_key_folder_are_unregistered(keys: Path) -> None:
     monitor = watch_keys(keys)
     assert monitor.poll() == NOTHING
     shutil.move(keys / "nodes", keys / "away")
@@ -125,7 +125,7 @@ def test_guarantee_keys_are_forgotten_that_a_returning_folder_lacks(keys: Path) 
     assert monitor.poll() == (["silo-0", "silo-1", "silo-2"], {})
 
 
-def test_a_disk_that_fails_is_no_revocation(keys: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_unreadable_key_file_or_folder_revokes_no_key(keys: Path, caplog: pytest.LogCaptureFixture) -> None:
     monitor = watch_keys(keys)
     assert monitor.poll() == NOTHING
     public(keys, 0).write_text("half a k")
@@ -146,7 +146,7 @@ def test_a_new_silos_key_is_registered_without_a_restart(keys: Path, tmp_path: P
     assert monitor.poll() == (["silo-3"], {})
 
 
-def test_a_silos_second_key_takes_the_place_of_a_revoked_one(keys: Path, tmp_path: Path) -> None:
+def test_a_second_key_of_a_silo_is_registered_after_a_revocation(keys: Path, tmp_path: Path) -> None:
     monitor = watch_keys(keys)
     revoke_key(keys, 1)
     assert monitor.poll() == (["silo-1"], {})
@@ -155,7 +155,7 @@ def test_a_silos_second_key_takes_the_place_of_a_revoked_one(keys: Path, tmp_pat
 
 
 @pytest.mark.parametrize("damage", ["unreadable", "no key", "another silo's", "another name"])
-def test_a_new_key_that_cannot_be_used_stops_nobody_else(
+def test_an_unusable_new_key_does_not_affect_the_registered_keys(
     keys: Path, damage: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Was: a key that root had left unreadable ended the SuperLink at its next start, again and again."""
@@ -182,7 +182,7 @@ def test_a_new_key_that_cannot_be_used_stops_nobody_else(
     assert monitor.poll() == ([], {"silo-3": node_public_key(new)})
 
 
-def test_keys_none_of_which_can_be_read_are_refused(keys: Path) -> None:
+def test_a_key_folder_without_any_readable_key_is_refused(keys: Path) -> None:
     for silo in range(SILOS):
         public(keys, silo).write_text("no key")
     with refusal(r"nodes: no public key of a SuperNode; run deploy/make-keys\.sh"):

@@ -45,7 +45,7 @@ def measure(**environment: str) -> list[float]:
 
 @pytest.mark.slow
 @linux_only
-def test_a_run_keeps_what_it_frees_and_gives_it_back_at_its_end() -> None:
+def test_freed_memory_pages_are_retained_during_a_run_and_returned_at_its_end() -> None:
     inside, outside, later, longer = measure()
     assert inside > 0.9 * MEGABYTES
     assert longer < 0.2 * MEGABYTES
@@ -55,12 +55,12 @@ def test_a_run_keeps_what_it_frees_and_gives_it_back_at_its_end() -> None:
 
 @pytest.mark.slow
 @linux_only
-def test_settings_of_whoever_started_the_process_stand() -> None:
+def test_malloc_settings_of_the_environment_take_precedence() -> None:
     inside, *_ = measure(MALLOC_MMAP_THRESHOLD_="131072")
     assert inside < 0.2 * MEGABYTES
 
 
-def test_without_glibc_a_run_goes_on_as_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_page_retention_does_nothing_without_glibc(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pages.ctypes, "CDLL", Mock(side_effect=OSError("no such library")))
     with pages.retain_freed_pages():
         assert not pages._ACTIVE_RUNS

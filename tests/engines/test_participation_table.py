@@ -143,7 +143,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 
 @pytest.mark.slow
-def test_the_page_has_the_table_with_the_words_of_the_program(made: list[str]) -> None:
+def test_the_documented_participation_table_equals_the_generated_table(made: list[str]) -> None:
     print("\n".join(["", *made]))
     page = PAGE.read_text(encoding="utf-8")
     assert BEGIN in page
@@ -151,13 +151,13 @@ def test_the_page_has_the_table_with_the_words_of_the_program(made: list[str]) -
     assert shown == made
 
 
-def test_every_trust_setting_sampling_and_unit_of_the_registries_is_in_it(made: list[str]) -> None:
+def test_the_participation_table_covers_every_trust_setting_participation_and_unit(made: list[str]) -> None:
     assert all(f"`{trust}`" in made[0] for trust in TRUSTS)
     assert {name for row in TABLE for name in row.samplings} == set(SELECTABLE_PARTICIPATIONS)
     assert {name for row in TABLE for name in row.units} == set(UNITS)
 
 
-def test_a_refusal_names_what_to_do_instead(made: list[str]) -> None:
+def test_every_refusal_in_the_participation_table_is_one_line_with_a_remedy(made: list[str]) -> None:
     assert all("\n" not in line for line in made)
     notes = [line for line in made if re.match(r"\d+\. ", line)]
     assert len(notes) >= 6

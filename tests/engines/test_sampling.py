@@ -74,7 +74,9 @@ def drawn_by_bins(coins: SamplingRandomness, count: int, silo: int, t: int) -> N
 @pytest.mark.parametrize("trust", ["untrusted", "trusted"])
 @pytest.mark.parametrize("engine", ["vectorized", "inprocess"])
 @pytest.mark.parametrize(("make_cell", "draw"), [(sampled, drawn_by_coins), (allocated, drawn_by_bins)])
-def test_every_engine_runs_dp_sgd_with_secret_rounds(engine: str, trust: str, make_cell: Any, draw: Any) -> None:
+def test_both_engines_equal_a_literal_transcription_of_dp_sgd_with_subsampling(
+    engine: str, trust: str, make_cell: Any, draw: Any
+) -> None:
     """Written out record by record, for Poisson Abadi et al.'s Algorithm 1: coins, clip, denominators, noise."""
     cell = make_cell(trust)
     task, noise = load_task(cell), simulation_noise(cell.seed, np.float64)
@@ -104,7 +106,7 @@ def test_every_engine_runs_dp_sgd_with_secret_rounds(engine: str, trust: str, ma
     assert once_an_epoch == (make_cell is allocated)
 
 
-def test_padding_is_not_counted_as_clipped() -> None:
+def test_padding_of_subsampled_batches_is_not_counted_as_clipped() -> None:
     """A clip that every record exceeds: the fraction is 1 in every replicate, not more in the padded ones."""
     algorithm = {"name": "dp-sgd", "trust": "trusted", "clip": 0.01, "step": STEP}
     changes = {"algorithm": algorithm, "federation__size_skew": None}  # silos of equal size run together
@@ -112,7 +114,7 @@ def test_padding_is_not_counted_as_clipped() -> None:
     assert [outcome.cell_outcome.fraction_clipped for outcome in outcomes] == [1.0, 1.0, 1.0]
 
 
-def test_rounds_that_draw_nobody_release_noise_alone() -> None:
+def test_both_engines_agree_when_poisson_subsampling_draws_no_record() -> None:
     """One expected record in four rounds: most rounds are empty for a silo, and the engines still agree."""
     federation = {"silos": 1, "rounds": 8, "epochs": 2, "batch": 1, "sampling": "poisson"}
     cell = sampled(federation=federation)
@@ -123,7 +125,7 @@ def test_rounds_that_draw_nobody_release_noise_alone() -> None:
     run_on_both(cell)
 
 
-def test_records_are_drawn_at_the_rate_that_is_charged() -> None:
+def test_records_are_drawn_at_the_charged_poisson_subsampling_rate() -> None:
     """What a silo sends, divided by its mean gradient, counts the records drawn: 4 standard deviations (6e-5).
 
     All records are alike, so a release without noise is (number drawn) / (expected batch) times one gradient.
@@ -147,7 +149,7 @@ def test_records_are_drawn_at_the_rate_that_is_charged() -> None:
     assert abs(np.var(counts) / variance - 1) < 4 * np.sqrt(2 / 199)
 
 
-def test_silos_and_rounds_have_coins_of_their_own() -> None:
+def test_sampling_randomness_of_silos_and_rounds_is_uncorrelated() -> None:
     """|correlation| of fixed draws below 4.5/√n for 28 pairs: false alarm 2e-4; the noise is another stream."""
     noise, other, size = simulation_noise(3, np.float64), simulation_noise(4, np.float64), 20_000
     rows = [noise.sampling_randomness().bernoulli(size, 0.3, owner, t) for owner in (0, 1) for t in (1, 2, 3)]
@@ -168,7 +170,7 @@ def test_silos_and_rounds_have_coins_of_their_own() -> None:
         (allocated, "untrusted", "allocated-gaussian", "random allocation"),
     ],
 )
-def test_the_claim_is_recomputed_from_what_was_released(
+def test_the_claim_of_a_subsampled_run_is_recomputed_from_its_release_streams(
     make_cell: Any, trust: str, guarantee: str, participation: str
 ) -> None:
     cell = make_cell(trust)
@@ -195,21 +197,21 @@ def test_the_claim_is_recomputed_from_what_was_released(
     assert statement["target"] == "epsilon = 0.5 at delta = 1e-05"
 
 
-def test_a_target_in_mu_is_met_as_the_epsilon_it_gives() -> None:
+def test_a_mu_target_of_a_subsampled_run_is_met_as_the_corresponding_epsilon() -> None:
     cell = sampled(privacy={"relation": "zero-out", "mu": 0.3})
     statement = privacy_data(cell, streams_of(cell))
     assert 0.999 * epsilon_of(0.3, 1e-5) < statement["epsilon"] <= epsilon_of(0.3, 1e-5) * (1 + 1e-9)
     assert statement["target"] == "epsilon = 1.13178 at delta = 1e-05, what mu = 0.3 gives"
 
 
-def test_fewer_rounds_cost_less() -> None:
+def test_fewer_poisson_subsampled_rounds_give_a_smaller_epsilon() -> None:
     (stream,) = streams_of(sampled(), 3)
     assert stream.schedule == PoissonSampling(3, 4)
     assert stream.guarantee.epsilon_of(1e-5) < 0.4  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("make_cell", [sampled, allocated])
-def test_less_noise_shows_in_the_claim(make_cell: Any) -> None:
+def test_reducing_the_noise_of_one_silo_increases_epsilon_of_the_claim(make_cell: Any) -> None:
     honest = streams_of(make_cell("untrusted"))
     claim = claim_of([honest[0], dataclasses.replace(honest[1], std=honest[1].std / 2), honest[2]])
     assert claim.guarantee.epsilon_of(1e-5) > 0.9
@@ -221,7 +223,7 @@ def test_less_noise_shows_in_the_claim(make_cell: Any) -> None:
 PHASED = {"name": "phased-sgd", "trust": "curator", "step": 0.01, "radius": 2.0}
 
 
-def test_streams_that_are_sampled_in_two_ways_make_no_claim() -> None:
+def test_release_streams_with_different_subsampling_rates_give_no_claim() -> None:
     honest = streams_of(sampled("untrusted"))
     fixed = dataclasses.replace(honest[1], schedule=dataclasses.replace(honest[1].schedule, rounds_per_epoch=5))
     with refusal("in one way and at one rate"):
@@ -242,7 +244,7 @@ def test_streams_that_are_sampled_in_two_ways_make_no_claim() -> None:
         ),
     ],
 )
-def test_scenarios_that_sampling_does_not_protect_are_refused(changes: dict[str, Any], line: str) -> None:
+def test_scenarios_incompatible_with_subsampling_are_refused(changes: dict[str, Any], line: str) -> None:
     with refusal(line):
         sampled(**changes)
 
@@ -256,13 +258,13 @@ def test_scenarios_that_sampling_does_not_protect_are_refused(changes: dict[str,
         {"name": "online-to-batch", "clip": 5.0, "step": 0.1, "radius": 1.0},
     ],
 )
-def test_running_sums_and_correlated_noise_are_refused(algorithm: dict[str, Any]) -> None:
+def test_poisson_subsampling_of_running_sums_and_of_tree_noise_is_refused(algorithm: dict[str, Any]) -> None:
     cell = sampled(algorithm={"trust": "trusted", **algorithm})
     with refusal("a record's influence is unbounded there; take an algorithm that releases"):
         plan_cell(cell)
 
 
-def test_a_ledger_charges_replace_one_and_the_largest_clip() -> None:
+def test_a_poisson_subsampled_release_uses_the_largest_clip_and_costs_more_under_replace_one() -> None:
     """z is σ over the clip under both relations: the 2 of replace-one is in its pair of distributions."""
     (stream,) = streams_of(sampled())
     other = dataclasses.replace(stream, relation="replace-one").guarantee
@@ -277,7 +279,7 @@ def test_a_ledger_charges_replace_one_and_the_largest_clip() -> None:
         stream_from_data({**stream_to_data(stream), "participation": {"name": "shuffled"}})
 
 
-def test_a_silo_tells_nobody_whom_it_drew() -> None:
+def test_the_subsampling_draws_of_a_silo_depend_on_its_secret_key() -> None:
     """The query and the round do not matter: the draws depend on the silo's secret alone."""
     shared = SimulatedFederation.from_cell(sampled("untrusted"))
     secret = dataclasses.replace(shared, noise=type(shared.noise)(bytes(range(32)), np.float64))
@@ -295,7 +297,7 @@ EPSILON_03, EPSILON_1 = 1.1318, 4.3772
 
 
 @pytest.mark.parametrize("sampling", ["allocation", "poisson"])
-def test_more_bands_than_groups_are_refused(sampling: str) -> None:
+def test_more_noise_bands_than_record_groups_are_refused(sampling: str) -> None:
     federation = {"silos": 2, "rounds": 12, "batch": 3, "sampling": sampling, "groups": 2}
     noise = {"clip": 5.0, "beta": 50.0, "radius": 3.0, "mechanism": "banded", "bands": 3}
     algorithm = {"name": "accelerated-dp-srgd", "trust": "trusted", **noise}
@@ -319,7 +321,7 @@ GOLDEN = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("relation", "epsilon", "federation", "golden"), GOLDEN)
-def test_golden_noise_of_a_scenario(
+def test_noise_multipliers_of_subsampled_scenarios_match_reference_values(
     relation: str, epsilon: float, federation: dict[str, Any], golden: float
 ) -> None:
     """The noise multiplier that the ledger of a run of DP-SGD reads off: σ over the clip of one record."""
@@ -336,11 +338,11 @@ def test_golden_noise_of_a_scenario(
     assert multiplier == pytest.approx(golden, rel=1e-3)
 
 
-def test_a_run_that_stops_early_is_charged_whole() -> None:
+def test_a_run_with_random_allocation_that_stops_early_is_charged_in_full() -> None:
     assert streams_of(allocated(), 3) == streams_of(allocated(), 8)
 
 
-def test_a_silo_that_restarts_draws_the_same_bins() -> None:
+def test_a_restarted_silo_reproduces_its_random_allocation() -> None:
     """From its key alone: a guard's silo, packed after every round and built anew, answers bit by bit the same."""
     cell = allocated("untrusted")
     plan = make_plan(cell, load_task(cell).objective, for_release=True)

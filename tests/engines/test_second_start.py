@@ -30,7 +30,7 @@ def wait_for(condition: Callable[[], bool], seconds: float = 60.0) -> None:
         time.sleep(0.05)
 
 
-def test_guarantee_a_socket_of_a_service_that_answers_stays_its_own(tmp_path: Path) -> None:
+def test_guarantee_a_second_service_does_not_take_over_the_socket_of_a_running_one(tmp_path: Path) -> None:
     """Was: a second start by mistake took the first one's control socket away, and then failed at the port."""
     path = tmp_path / "control.sock"
     with open_private_socket(path, "--control") as first:
@@ -45,7 +45,7 @@ def test_guarantee_a_socket_of_a_service_that_answers_stays_its_own(tmp_path: Pa
 
 
 @pytest.mark.parametrize("kind", ["file", "folder", "link"])
-def test_guarantee_what_is_no_socket_is_never_deleted(tmp_path: Path, kind: str) -> None:
+def test_guarantee_a_file_at_the_socket_path_is_never_deleted(tmp_path: Path, kind: str) -> None:
     """Was: `--control FILE` deleted a file and put a socket there."""
     path = tmp_path / "notes.txt"
     if kind == "folder":
@@ -58,7 +58,7 @@ def test_guarantee_what_is_no_socket_is_never_deleted(tmp_path: Path, kind: str)
     assert path.is_dir() if kind == "folder" else path.read_text() == "mine"
 
 
-def test_of_services_that_start_at_once_one_has_the_socket(tmp_path: Path) -> None:
+def test_exactly_one_of_several_concurrently_started_services_gets_the_socket(tmp_path: Path) -> None:
     """Each would see the socket that a third one left, and take it away."""
     path = tmp_path / "control.sock"
     open_private_socket(path, "--control").close()
@@ -77,7 +77,7 @@ def test_of_services_that_start_at_once_one_has_the_socket(tmp_path: Path) -> No
         own.accept()[0].close()
 
 
-def test_files_of_a_service_are_beside_its_socket_or_in_the_state_folder(
+def test_service_files_lie_beside_the_socket_or_in_the_state_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
@@ -98,7 +98,7 @@ def test_files_of_a_service_are_beside_its_socket_or_in_the_state_folder(
 
 
 @pytest.mark.slow
-def test_a_superlink_that_is_started_twice_goes_on_and_has_no_file_where_hosts_delete_old_ones(
+def test_a_second_superlink_is_refused_and_the_first_runs_on_without_temporary_files(
     tmp_path: Path,
 ) -> None:
     """Was: the second cut the first off; the first's certificates were in /tmp, and gone after ten days."""
@@ -137,9 +137,7 @@ def test_a_superlink_that_is_started_twice_goes_on_and_has_no_file_where_hosts_d
     assert not (tmp_path / "control.sock.d").exists()
 
 
-def test_a_helper_that_is_killed_is_replaced_within_a_second(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_killed_cleanup_helper_process_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guarantee: what ends processes after their owner is there again.  Was: nobody noticed that it was gone."""
     monkeypatch.setattr("fedpriv.engines.children._CHECK_SECONDS", 0.05)
 
@@ -159,7 +157,7 @@ def test_a_helper_that_is_killed_is_replaced_within_a_second(
 
 
 @pytest.mark.slow
-def test_a_helper_that_was_replaced_ends_what_its_owner_left(tmp_path: Path) -> None:
+def test_a_replaced_cleanup_helper_ends_the_processes_of_a_killed_owner(tmp_path: Path) -> None:
     code = (
         "import os, subprocess, sys, time\nfrom pathlib import Path\nimport psutil\n"
         "from fedpriv.engines.children import reap_processes\n"

@@ -79,7 +79,7 @@ import os; os.kill(os.getppid(), 15)
 """
 
 
-def test_a_port_that_is_anothers_by_now_is_not_asked_for_again(
+def test_a_supernode_retries_with_another_port_when_its_port_is_taken(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Twenty SuperNodes that start at once pick the same free port now and then."""
@@ -104,7 +104,7 @@ def test_a_port_that_is_anothers_by_now_is_not_asked_for_again(
         ("", "its executor ended with exit code 0"),
     ],
 )
-def test_an_executor_that_dies_ends_the_service_with_its_name_and_how(
+def test_a_service_whose_executor_dies_ends_with_the_cause(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, executor: str, words: str
 ) -> None:
     """Was: a SuperNode without executor stayed, and answered nothing."""
@@ -113,7 +113,7 @@ def test_an_executor_that_dies_ends_the_service_with_its_name_and_how(
     assert not list((tmp_path / "state" / "fedpriv").iterdir())
 
 
-def test_of_flowers_own_node_nothing_is_said_that_nobody_knows(
+def test_the_outage_time_of_the_flower_node_program_is_not_reported(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It leaves no sign of the SuperLink's answers: neither since when it is away, nor for how long."""
@@ -129,7 +129,9 @@ def test_of_flowers_own_node_nothing_is_said_that_nobody_knows(
     assert "fedpriv_supernode_silent_seconds" in {figure.name for figure in own.metrics(0)}
 
 
-def test_a_node_that_fails_by_itself_ends_the_service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_node_process_that_exits_with_an_error_ends_the_service(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A key that cannot be read, say: to start it again helps nobody."""
     with refusal("SuperNode: its SuperNode ended with exit code 2, and the service ends", RunError):
         run_parts(monkeypatch, tmp_path, "raise SystemExit(2)")
@@ -145,7 +147,7 @@ if len(file.read_text()) > 3:
 """
 
 
-def test_a_node_that_is_killed_is_started_again_at_once_and_it_is_said(
+def test_a_killed_node_process_is_restarted_and_logged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Was: the service ended, or, for a fork server, nobody noticed for five minutes."""
@@ -155,7 +157,7 @@ def test_a_node_that_is_killed_is_started_again_at_once_and_it_is_said(
     assert caplog.messages == [line] * 3
 
 
-def test_a_supernode_that_lost_its_superlink_is_started_again_for_ever_and_says_so_once_a_minute(
+def test_a_supernode_without_superlink_is_restarted_repeatedly_and_logs_once_a_minute(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Was: exit code 0, which a service manager takes for a wish."""
@@ -178,7 +180,7 @@ def test_a_supernode_that_lost_its_superlink_is_started_again_for_ever_and_says_
     )
 
 
-def test_what_is_back_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_end_of_an_outage_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "fedpriv")
     log = OutageLog("answer")
     log.report_recovery()
@@ -204,13 +206,15 @@ DATE = "Mon, 23 Nov 2026 07:00:00 GMT"
         *[(date, 86_400.0, None) for date in (None, "", "yesterday")],
     ],
 )
-def test_a_clock_that_is_refused_is_named(date: str | None, ahead: float, words: str | None) -> None:
+def test_a_clock_offset_that_the_superlink_refuses_is_described(
+    date: str | None, ahead: float, words: str | None
+) -> None:
     """Was: 401, and no word of a clock in any log."""
     message = describe_clock_error(date, 1_795_417_200.0 + ahead)
     assert message == words if words is None else words in str(message)
 
 
-def test_a_beat_keeps_the_last_good_time_and_is_read_as_it_was_left(
+def test_a_failed_heartbeat_retains_the_time_of_the_last_success(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(service.HEARTBEAT_FOLDER_VARIABLE, str(tmp_path))
@@ -232,7 +236,7 @@ def health(address: str) -> "subprocess.CompletedProcess[str]":
 
 
 @pytest.mark.parametrize("part", [EXECUTOR, SUPERNODE])
-def test_health_is_that_of_the_service_itself(tmp_path: Path, part: str) -> None:
+def test_the_health_socket_reports_the_health_of_the_service(tmp_path: Path, part: str) -> None:
     """Was: the SuperLink's health in the place of the SuperNode's."""
     monitor = supernode_process.SupernodeMonitor("127.0.0.1:1", tmp_path, None, part)
     path = tmp_path / "health.sock"
@@ -290,7 +294,7 @@ def serve(tmp_path: Path, executor: str, then: Any) -> None:
         process.wait()
 
 
-def test_a_superlink_whose_executor_is_killed_ends_unasked(tmp_path: Path) -> None:
+def test_a_superlink_whose_executor_is_killed_ends_with_an_error(tmp_path: Path) -> None:
     """Was: a SuperLink that started no run any more, and said that it was well."""
 
     def then(client: httpx.Client, executor: "subprocess.Popen[bytes]", ails: list[str | None]) -> None:
@@ -311,7 +315,7 @@ def test_a_superlink_whose_executor_is_killed_ends_unasked(tmp_path: Path) -> No
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
 
 
-def test_a_superlink_that_is_asked_to_end_ends_without_an_error(tmp_path: Path) -> None:
+def test_a_superlink_that_receives_sigterm_ends_without_an_error(tmp_path: Path) -> None:
     serve(tmp_path, SLEEP, lambda *_: os.kill(os.getpid(), signal.SIGTERM))
 
 
@@ -337,7 +341,7 @@ def test_a_log_line_has_time_level_silo_run_and_round(
         assert re.match(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ INFO silo=2 run=5f0c round=7 answered", line)
 
 
-def test_a_log_format_that_is_none_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unknown_log_format_is_refused_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FEDPRIV_LOG", "xml")
     with refusal("FEDPRIV_LOG='xml': expected text or json"):
         configure_service_logging()
@@ -346,7 +350,9 @@ def test_a_log_format_that_is_none_is_one_line(monkeypatch: pytest.MonkeyPatch) 
 UNREACHABLE = UnreachableError("the SuperLink cannot be reached: timed out")
 
 
-def test_a_run_says_for_whom_it_waits_and_since_when(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_waiting_run_logs_the_missing_silos_and_the_start_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Was: nothing, until patience was over."""
     monkeypatch.setattr(deployment, "_STATUS_SECONDS", 0.0)
     monkeypatch.setattr(deployment, "_POLL_SECONDS", 0.0)
@@ -367,7 +373,7 @@ def test_a_run_says_for_whom_it_waits_and_since_when(tmp_path: Path, monkeypatch
     assert FolderReader(tmp_path).read_waiting() is None
 
 
-def test_a_superlink_that_stays_away_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_superlink_that_stays_unreachable_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Was: one lost question ended it."""
     monkeypatch.setattr(deployment, "_STATUS_SECONDS", 0.0)
     monkeypatch.setattr(deployment, "_UNREACHABLE_SECONDS", 0.3)
@@ -377,7 +383,7 @@ def test_a_superlink_that_stays_away_ends_the_run(tmp_path: Path, monkeypatch: p
     assert time.monotonic() - start > 0.3
 
 
-def test_nothing_that_is_sent_to_a_health_socket_ends_its_answers(tmp_path: Path) -> None:
+def test_malformed_requests_do_not_stop_the_health_socket(tmp_path: Path) -> None:
     """A thousand brackets did, and the service was unhealthy from then on."""
     path = tmp_path / "health.sock"
     with service.health_socket(path, lambda: None):

@@ -23,7 +23,7 @@ from tests.engines.builders import Clock, refusal
 from tests.engines.flower_link import Link, silo_bundle
 
 
-def test_a_bundles_configuration_is_read_by_dotted_keys() -> None:
+def test_the_configuration_of_a_flower_app_bundle_is_read_with_dotted_keys() -> None:
     pyproject = silo_bundle("fedpriv.clients.app:app")[0]
     expected = {"out": "", "protocol": 0, "fedpriv": "x", "run-token": "", "cell-json": ""}
     assert read_configuration(pyproject) == expected
@@ -65,7 +65,7 @@ BUNDLES = {
 
 
 @pytest.mark.parametrize("bundle", BUNDLES.values(), ids=BUNDLES)
-def test_a_bundle_of_another_app_has_none(bundle: bytes) -> None:
+def test_a_damaged_or_foreign_app_bundle_has_no_configuration(bundle: bytes) -> None:
     """Would gain: code of the SuperLink's owner at the silo, or a node that fails."""
     assert read_configuration(bundle) is None
 
@@ -96,7 +96,7 @@ def last_error(folder: Path) -> str:
     return heartbeat.error
 
 
-def test_a_node_that_was_killed_is_let_in_again_at_once(link: Link) -> None:
+def test_a_killed_node_can_reconnect_at_once_under_its_node_id(link: Link) -> None:
     """Was: refused for a minute, until its heartbeats were missed."""
     number = link.fleet(0).connect(None, registers_itself=False)
     with pytest.raises(LostError, match="heard of another with it within a minute"):
@@ -106,7 +106,7 @@ def test_a_node_that_was_killed_is_let_in_again_at_once(link: Link) -> None:
     assert link.fleet(0).ask(NODE_HEARTBEAT, node={"node_id": number}, heartbeat_interval=15.0).success
 
 
-def test_a_superlink_that_was_started_again_is_told_from_a_key_that_it_does_not_know(
+def test_a_restarted_superlink_and_an_unknown_key_are_reported_as_lost_connections(
     fleet: FleetClient, tmp_path: Path
 ) -> None:
     with pytest.raises(LostError, match="it was started again, or its key was revoked"):
@@ -118,7 +118,9 @@ def test_a_superlink_that_was_started_again_is_told_from_a_key_that_it_does_not_
         fleet.connect(None, registers_itself=False)
 
 
-def test_a_clock_that_is_wrong_is_named(fleet: FleetClient, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_clock_of_a_silo_node_is_reported_with_its_offset(
+    fleet: FleetClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Was: 401, and no word of a clock in any log."""
     answer_by(fleet, lambda _: httpx.Response(401, headers={"date": "Mon, 23 Nov 2026 07:00:00 GMT"}))
     monkeypatch.setattr(silo_node.time, "time", lambda: 1_795_417_220.0)
@@ -127,7 +129,7 @@ def test_a_clock_that_is_wrong_is_named(fleet: FleetClient, monkeypatch: pytest.
 
 
 @pytest.mark.parametrize("failures", [1, 3])
-def test_a_request_whose_answer_did_not_come_is_repeated(
+def test_a_silo_node_repeats_a_request_without_a_reply(
     fleet: FleetClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failures: int
 ) -> None:
     refused, pauses = httpx.ConnectError("Connection refused"), list[float]()
@@ -139,7 +141,7 @@ def test_a_request_whose_answer_did_not_come_is_repeated(
     assert not last_error(tmp_path)
 
 
-def test_a_superlink_that_stays_away_is_lost(
+def test_an_unreachable_superlink_is_reported_as_lost_after_twenty_seconds(
     fleet: FleetClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = Clock()
@@ -152,7 +154,7 @@ def test_a_superlink_that_stays_away_is_lost(
     assert last_error(tmp_path) == "Connection refused"
 
 
-def test_a_node_without_heartbeats_ends(fleet: FleetClient, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_silo_node_whose_heartbeats_fail_exits(fleet: FleetClient, monkeypatch: pytest.MonkeyPatch) -> None:
     end = Mock(side_effect=SystemExit)
     monkeypatch.setattr(silo_node.os, "_exit", end)
     monkeypatch.setattr(silo_node.time, "sleep", lambda _: None)
@@ -165,23 +167,21 @@ def test_a_node_without_heartbeats_ends(fleet: FleetClient, monkeypatch: pytest.
 
 
 @pytest.mark.parametrize("content", [b"", b"-----BEGIN OPENSSH PRIVATE KEY-----\nx\n"])
-def test_a_key_that_is_none_is_one_line(tmp_path: Path, content: bytes) -> None:
+def test_a_malformed_node_key_is_refused_in_one_line(tmp_path: Path, content: bytes) -> None:
     """Was: `its SuperNode ended with exit code 1` and a traceback."""
     (tmp_path / "node.key").write_bytes(content)
     with refusal(r"node\.key: expected a private key as `ssh-keygen -t ecdsa -b 384` makes"):
         FleetClient("127.0.0.1:1", tmp_path)
 
 
-def test_a_key_of_another_kind_is_one_line(tmp_path: Path) -> None:
+def test_a_node_key_that_is_not_ecdsa_is_refused(tmp_path: Path) -> None:
     form: Any = (serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH, serialization.NoEncryption())
     (tmp_path / "node.key").write_bytes(ed25519.Ed25519PrivateKey.generate().private_bytes(*form))
     with refusal("no ECDSA key"):
         FleetClient("127.0.0.1:1", tmp_path)
 
 
-def test_a_silo_whose_key_is_added_or_exchanged_while_the_superlink_runs_connects(
-    link: Link, tmp_path: Path
-) -> None:
+def test_a_silo_with_a_key_registered_at_runtime_can_connect(link: Link, tmp_path: Path) -> None:
     """Was: a new silo, or a new key of one whose key was revoked, needed a restart of the SuperLink."""
     for number, private in enumerate(("first.key", "second.key")):
         folder = link.folder / f"node-{number + 2}"

@@ -44,7 +44,9 @@ def single_epoch(name: str, trust: str = "trusted", **federation: Any) -> dict[s
 
 
 @pytest.mark.parametrize("name", [name for name in SETTINGS if name != "phased-sgd"])
-def test_who_holds_a_record_does_not_matter_without_noise(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_the_model_without_noise_does_not_depend_on_the_partition_into_silos(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
     """The same 20 records a round in one silo, in four equal ones, in four unequal ones: the same model."""
 
     def in_rounds(_: object, sizes: list[int], __: int) -> list[np.ndarray[Any, Any]]:
@@ -66,14 +68,14 @@ def test_who_holds_a_record_does_not_matter_without_noise(monkeypatch: pytest.Mo
         np.testing.assert_allclose(model, models[0], rtol=1e-9, atol=1e-12)
 
 
-def test_gradient_evaluations_are_the_papers() -> None:
+def test_gradient_evaluations_equal_the_counts_of_the_paper() -> None:
     """2n gradients but for the first batch, whose second coefficient is 0; n for independent gradients."""
     for name, count in (("accelerated-dp-srgd", 2 * 132 - 12), ("accelerated-independent", 132)):
         cell = small_cell(**single_epoch(name, samples=132), federation__size_skew=None)
         assert run_cell("vectorized", cell).gradient_evaluations == count
 
 
-def test_the_phased_method_needs_a_curator_and_its_certificate(small_cell: MakeCell) -> None:
+def test_phased_sgd_requires_a_curator_small_steps_and_the_lipschitz_clip(small_cell: MakeCell) -> None:
     """Broadcast settings, steps beyond 2/smoothness and clips below the Lipschitz constant are refused."""
     with pytest.raises(InputError, match=r"algorithm.trust = 'trusted': phased-sgd can be run with 'curator'"):
         small_cell(**single_epoch("phased-sgd", "trusted"))
@@ -89,7 +91,7 @@ def test_the_phased_method_needs_a_curator_and_its_certificate(small_cell: MakeC
             make_plan(cell, load_task(cell).objective)
 
 
-def test_the_phased_method_refuses_a_ball_in_which_the_loss_is_not_known_to_be_convex(
+def test_phased_sgd_refuses_a_loss_not_known_to_be_convex_in_its_ball(
     small_cell: MakeCell,
 ) -> None:
     """A perceptron; least squares, whose constants hold in a ball; and softmax regression, everywhere."""
@@ -105,7 +107,7 @@ def test_the_phased_method_refuses_a_ball_in_which_the_loss_is_not_known_to_be_c
     assert make_plan(measured, load_task(measured).objective).mechanism
 
 
-def test_the_phased_method_reads_each_record_once_and_publishes_phase_ends(small_cell: MakeCell) -> None:
+def test_phased_sgd_reads_each_record_once_and_meets_its_mu_target(small_cell: MakeCell) -> None:
     cell = small_cell(**single_epoch("phased-sgd", "curator", rounds=12, samples=130))
     assert cell.schedule == Phases((6, 3, 1))
     (outcome,), heard = run("vectorized", cell)
@@ -157,7 +159,9 @@ def setup_of(cell: Cell, batches: list[Any], clip: float, unit: float, normal: A
 
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize(("name", "trust"), [(name, trust) for name in ROWS for trust in ALGORITHMS[name].trusts])
-def test_engine_is_the_algorithm_as_written(engine: str, name: str, trust: str) -> None:
+def test_both_engines_equal_literal_transcriptions_of_the_single_epoch_algorithms(
+    engine: str, name: str, trust: str
+) -> None:
     """Silos of unequal size, increments clipped: σ = sensitivity/(μ B), B a silo's batch or all of them.
 
     With secure aggregation the noise is the sum of equal shares, and messages are rounded to 2^-26 of one.
@@ -206,7 +210,7 @@ def descent(cell: Cell, unit: float) -> list[oracle.Vector]:
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_rrsgd_publishes_a_random_iterate_of_steps_with_one_record(engine: str) -> None:
+def test_dp_sgd_with_random_output_publishes_a_seeded_random_iterate(engine: str) -> None:
     """Sensitivity 2 C of one release, as neighbours replace a record; U is the same whatever the records are."""
     for seed in (0, 1):
         cell = small_cell(
@@ -222,7 +226,7 @@ def test_rrsgd_publishes_a_random_iterate_of_steps_with_one_record(engine: str) 
 
 
 @pytest.mark.parametrize("trust", ["trusted", "untrusted"])
-def test_dp_gd_takes_steps_with_all_records(trust: str) -> None:
+def test_full_batch_dp_sgd_equals_a_literal_transcription_of_dp_gradient_descent(trust: str) -> None:
     """T releases, each of which a record moves by C/B: √T C in all."""
     cell = small_cell(
         algorithm={**SGD, "trust": trust},

@@ -19,7 +19,7 @@ def theorem_cell(theorem: str, rounds: int, **changes: Any) -> Cell:
     )
 
 
-def test_the_realizable_theorem_cannot_be_run_here_and_says_why() -> None:
+def test_the_realizable_theorem_is_refused_with_the_batch_size_that_would_be_needed() -> None:
     with refusal(r"the realizable theorem asks for [\d,]+ rounds of B = 0\.\d+ examples"):
         plan_cell(theorem_cell("theorem-realizable", 60))
 
@@ -37,7 +37,7 @@ def test_the_non_realizable_theorem_gives_clip_and_beta() -> None:
     assert plan.optimizer.beta == pytest.approx(parameters.beta)
 
 
-def test_explicit_numbers_and_a_theorem_exclude_each_other() -> None:
+def test_explicit_parameters_and_parameters_of_a_theorem_exclude_each_other() -> None:
     for theorem, key in (("theorem-realizable", "clip"), ("explicit", "beta")):
         with refusal('clip is needed with parameters = "explicit", and only there'):
             theorem_cell(theorem, 60, **{f"algorithm__{key}": 1.0})

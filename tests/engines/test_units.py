@@ -59,7 +59,7 @@ SGD = {"name": "dp-sgd", "trust": "trusted", "clip": 1.0, "step": 0.1}
 
 @pytest.mark.parametrize("sampling", ["fixed", "poisson", "allocation"])
 @pytest.mark.parametrize("trust", ["untrusted", "trusted", "secure-aggregation"])
-def test_engines_agree_on_persons(tmp_path: Path, trust: str, sampling: str) -> None:
+def test_both_engines_agree_on_runs_that_protect_persons(tmp_path: Path, trust: str, sampling: str) -> None:
     cell = person_cell(tmp_path, algorithm__trust=trust, federation__sampling=sampling)
     rounding = 1e-3 if trust == "secure-aggregation" else 1e-9
     outcome, _ = run_on_both(cell, rtol=rounding, share=rounding)
@@ -73,7 +73,7 @@ def test_engines_agree_on_persons(tmp_path: Path, trust: str, sampling: str) -> 
 
 
 @pytest.mark.parametrize("sampling", ["fixed", "allocation"])
-def test_results_say_what_several_records_of_a_person_cost(sampling: str) -> None:
+def test_results_report_the_group_privacy_of_several_records(sampling: str) -> None:
     """Guarantee of `group_bounds`: k mu in public orders; where rounds are secret there is none, but an ε."""
     cell = small_cell(
         federation={"silos": 2, "rounds": 8, "batch": 2, "sampling": sampling},
@@ -93,7 +93,7 @@ def test_results_say_what_several_records_of_a_person_cost(sampling: str) -> Non
         assert epsilons[1] is None or epsilons[1] > 8 * statement["epsilon"]
 
 
-def test_without_noise_it_is_the_mean_of_clipped_means(tmp_path: Path) -> None:
+def test_a_person_level_release_without_noise_is_the_mean_of_clipped_person_means(tmp_path: Path) -> None:
     """One round, written out person by person: the first four records of each, over the public number of them."""
     cell = person_cell(tmp_path, **EXACT)
     task = load_task(cell)
@@ -116,7 +116,7 @@ def test_without_noise_it_is_the_mean_of_clipped_means(tmp_path: Path) -> None:
     torch.testing.assert_close(release.vector, total / 4, rtol=1e-9, atol=1e-12)
 
 
-def test_a_person_moves_a_release_by_their_clip_however_many_records_they_have(tmp_path: Path) -> None:
+def test_replacing_a_person_moves_a_release_by_at_most_two_clips_over_the_batch_size(tmp_path: Path) -> None:
     """Guarantee of the user unit: 2 C / B for one person exchanged for another, with four records far away."""
     silo = SimulatedFederation.from_cell(person_cell(tmp_path, **EXACT)).silo(0)
     query = torch.randn(silo.plan.objective.dimension, dtype=torch.float64)
@@ -128,7 +128,7 @@ def test_a_person_moves_a_release_by_their_clip_however_many_records_they_have(t
 
 
 @pytest.mark.slow
-def test_clients_are_rows_of_a_pool() -> None:
+def test_both_engines_agree_on_poisson_subsampled_clients() -> None:
     """Clients of six records each, ten of which are expected in a round, drawn in secret by the server's silo."""
     cell = small_cell(
         federation={"silos": 1, "rounds": 12, "epochs": 3, "batch": 10, "sampling": "poisson"},
@@ -142,7 +142,7 @@ def test_clients_are_rows_of_a_pool() -> None:
     assert outcome.gradient_evaluations == 6 * 12 * 10
 
 
-def test_persons_are_grouped_by_their_own_records_alone() -> None:
+def test_records_are_grouped_by_person_up_to_the_given_number() -> None:
     owners = ["b", "a", "b", "c", "b", "a"]
     assert group_by_person(owners, 2).tolist() == [[1, 5], [0, 2], [3, -1]]
     assert group_by_person(owners, 4).tolist() == [[1, 5, -1, -1], [0, 2, 4, -1], [3, -1, -1, -1]]
@@ -153,7 +153,7 @@ def test_persons_are_grouped_by_their_own_records_alone() -> None:
     assert group_consecutive(7, 3).tolist() == [[0, 1, 2], [3, 4, 5]]
 
 
-def test_the_records_of_a_silo_are_those_of_its_persons(tmp_path: Path) -> None:
+def test_each_silo_trains_on_the_records_of_its_own_persons(tmp_path: Path) -> None:
     cell = person_cell(tmp_path)
     names = np.asarray(load_task(cell).persons)
     names_by_silo = [set(names[records].tolist()) for records in train_indices_of_silos(cell)]
@@ -186,7 +186,7 @@ SHARDS = {"data__partition": "shards", "data__shards": 2}
         ({**CLIENT, **SHARDS}, 'partition = "shards" with privacy.unit = "client"'),
     ],
 )
-def test_units_that_the_data_do_not_have_are_refused(changes: dict[str, Any], line: str) -> None:
+def test_units_of_protection_that_the_data_do_not_support_are_refused(changes: dict[str, Any], line: str) -> None:
     with refusal(line):
         small_cell(**changes)
 
@@ -205,17 +205,19 @@ WITHOUT_NOISE = {"unit": "user", "records": 4, "relation": "zero-out", "mode": "
     ],
     ids=["secret rounds", "more silos than there are", "rows of local steps", "rows of all records"],
 )
-def test_what_persons_cannot_have_is_refused(tmp_path: Path, changes: dict[str, Any], line: str) -> None:
+def test_settings_incompatible_with_protecting_persons_are_refused(
+    tmp_path: Path, changes: dict[str, Any], line: str
+) -> None:
     with refusal(line):
         plan_cell(person_cell(tmp_path, **changes))
 
 
-def test_persons_may_have_records_in_several_silos(tmp_path: Path) -> None:
+def test_the_unit_of_protection_can_cover_persons_in_several_silos(tmp_path: Path) -> None:
     assert person_cell(tmp_path, privacy__shared=2).privacy.protected_unit.max_silos == 2
 
 
 @pytest.mark.parametrize("model", ["softmax-regression", "logistic-regression", "mlp"])
-def test_hospitals_train_alike_on_both_engines(tmp_path: Path, model: str) -> None:
+def test_both_engines_train_alike_on_hospital_tables(tmp_path: Path, model: str) -> None:
     tree = table_tree(write_csv(tmp_path / "t.csv", rows()))
     tree["model"] = {"name": model, **({} if model == "mlp" else {"feature_norm": 2.0})}
     tree["run"] |= {"per_silo": True, "metrics": ["auc", "calibration_error"]}
@@ -225,7 +227,7 @@ def test_hospitals_train_alike_on_both_engines(tmp_path: Path, model: str) -> No
     assert len(recorder.evaluations) == 2
 
 
-def test_a_real_target_trains_and_is_told_in_its_own_unit(tmp_path: Path) -> None:
+def test_regression_metrics_of_a_real_valued_target_are_in_original_units(tmp_path: Path) -> None:
     records = rows(200)
     for number, record in enumerate(records):
         record["cost"] = str(3 * int(record["age"]) + 5 * (number % 7 - 3))

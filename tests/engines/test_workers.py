@@ -109,7 +109,7 @@ def run_group(
 BEGAN, LOST = RemoteCall("began", ("here", 12, installed_versions())), DiedError("the node was taken away")
 
 
-def test_a_group_whose_worker_died_is_run_again_and_nothing_is_told_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_group_of_a_dead_worker_runs_again_without_duplicate_reports(monkeypatch: pytest.MonkeyPatch) -> None:
     evaluated = [RemoteCall("evaluated", (0, t, {})) for t in (1, 2)]
     first = [BEGAN, RemoteCall("advanced", (3,)), evaluated[0], OUTCOMES[0], LOST]
     began, two_rounds = RemoteCall("began", ("there", 7, installed_versions())), RemoteCall("advanced", (2,))
@@ -121,7 +121,7 @@ def test_a_group_whose_worker_died_is_run_again_and_nothing_is_told_twice(monkey
     assert ray.cancelled == 0
 
 
-def test_what_a_worker_kept_is_given_to_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_last_checkpoint_of_a_dead_worker_is_passed_to_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
     cell: Any = SimpleNamespace(canonical_data=dict)
     name, memory = checkpoint_name([cell_digest(cell)] * 2), Memory()
     first = [BEGAN, *(RemoteCall("keep", (name, content)) for content in (b"early", b"late")), LOST]
@@ -133,7 +133,9 @@ def test_what_a_worker_kept_is_given_to_the_next_one(monkeypatch: pytest.MonkeyP
     assert "a line" in recorder.events
 
 
-def test_a_group_that_kills_its_workers_is_named_after_the_third(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_group_that_killed_three_workers_fails_with_the_names_of_its_cells(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     with refusal("cells 1, 0: worker 12 on here died, 3 times in a row: killed: out of mem", RunError):
         run_group([[BEGAN, DiedError("killed: out of memory\nmore")]] * 3, monkeypatch)
 
@@ -153,7 +155,7 @@ def test_a_worker_with_other_versions_is_refused(monkeypatch: pytest.MonkeyPatch
         (ZeroDivisionError("division"), RunError, "^worker 12 on here: ZeroDivisionError: division$"),
     ],
 )
-def test_an_error_on_a_worker_is_refused_here_in_the_same_words_and_a_bug_with_the_workers_name(
+def test_an_error_on_a_worker_is_raised_locally_with_the_same_text(
     monkeypatch: pytest.MonkeyPatch, error: Exception, kind: type[Exception], reason: str
 ) -> None:
     with refusal(reason, kind):
@@ -165,7 +167,7 @@ def cells_of(scenario: Path) -> list[Cell]:
 
 
 @pytest.mark.parametrize("name", ["vectorized", "inprocess"])
-def test_a_worker_says_what_its_engine_says(scenario: Path, name: str) -> None:
+def test_a_worker_reports_the_outcomes_of_the_local_engine(scenario: Path, name: str) -> None:
     """And each group alone computes the bits that it computes among the others."""
     cells, whole = cells_of(scenario), Recorder()
     row = find_engine_row(name)
@@ -185,7 +187,7 @@ def test_a_worker_says_what_its_engine_says(scenario: Path, name: str) -> None:
     assert (expected, advances) == ({}, whole.rounds)
 
 
-def test_an_error_of_the_engine_is_raised_by_the_worker(scenario: Path) -> None:
+def test_a_worker_raises_the_errors_of_its_engine(scenario: Path) -> None:
     with pytest.raises(InputError, match="known engines"):
         list(run_worker("none", [cell.canonical_data() for cell in cells_of(scenario)], []))
 
@@ -193,18 +195,22 @@ def test_an_error_of_the_engine_is_raised_by_the_worker(scenario: Path) -> None:
 @pytest.mark.parametrize(
     ("count", "address", "words"), [(0, None, "--workers 0"), (None, None, "give one"), (1, "auto", "give one")]
 )
-def test_workers_are_a_number_or_a_cluster(count: int | None, address: str | None, words: str) -> None:
+def test_workers_are_given_either_as_a_number_or_as_a_cluster_address(
+    count: int | None, address: str | None, words: str
+) -> None:
     with pytest.raises(InputError, match=words):
         Workers(count, address)
 
 
 @pytest.mark.parametrize("name", ["deployment", "ray"])
-def test_engines_with_processes_of_their_own_take_no_workers(name: str) -> None:
+def test_engines_that_start_processes_themselves_refuse_workers(name: str) -> None:
     with pytest.raises(InputError, match=f"--engine {name}: it has processes of its own"):
         make_worker_engine(name, Workers(2))
 
 
-def test_root_needs_leave(monkeypatch: pytest.MonkeyPatch, scenario: Path) -> None:
+def test_running_workers_as_root_requires_explicit_permission(
+    monkeypatch: pytest.MonkeyPatch, scenario: Path
+) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     monkeypatch.delenv("FEDPRIV_ALLOW_ROOT")
     with pytest.raises(InputError, match="--workers 2 starts servers"):
@@ -212,7 +218,7 @@ def test_root_needs_leave(monkeypatch: pytest.MonkeyPatch, scenario: Path) -> No
 
 
 @pytest.mark.long
-def test_two_workers_leave_the_results_of_one_process_byte_for_byte(scenario: Path, tmp_path: Path) -> None:
+def test_two_workers_write_the_same_result_files_as_one_process(scenario: Path, tmp_path: Path) -> None:
     """But for the seconds it took; and a line in history.jsonl for each evaluation."""
     pytest.importorskip("ray", reason="needs pip install 'fedpriv[ray]'")
     loaded = load_scenario(scenario)
@@ -222,9 +228,7 @@ def test_two_workers_leave_the_results_of_one_process_byte_for_byte(scenario: Pa
 
 
 @pytest.mark.slow
-def test_a_worker_that_is_killed_is_named_and_its_cells_run_again_and_ctrl_c_leaves_nothing(
-    scenario: Path, tmp_path: Path
-) -> None:
+def test_a_killed_worker_is_replaced_and_ctrl_c_ends_every_process(scenario: Path, tmp_path: Path) -> None:
     pytest.importorskip("ray", reason="needs pip install 'fedpriv[ray]'")
     command = [FEDPRIV, "run", scenario, "--workers", "1", "--json", "--out", tmp_path / "out"]
     command += ["--set", "federation.rounds=600", "--set", "run.evaluations=300"]
@@ -257,7 +261,7 @@ def test_a_worker_that_is_killed_is_named_and_its_cells_run_again_and_ctrl_c_lea
     assert json.loads((whole / "results.json").read_text())["complete"]
 
 
-def test_what_rays_own_thread_prints_is_no_line_of_ours() -> None:
+def test_output_of_the_ray_listener_thread_is_suppressed() -> None:
     """Would stand between lines of JSON; it comes as an exception, too."""
     lines = io.StringIO()
     output: Any = engine.StreamWithoutRay(lines)

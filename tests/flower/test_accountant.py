@@ -44,7 +44,9 @@ def composed_of(method: SamplingMethod, composed: list[Any]) -> ExactAccountant:
 
 
 @pytest.mark.parametrize("method", [KNOWN, POISSON])
-def test_it_is_below_flowers_own_and_not_by_much(method: SamplingMethod) -> None:
+def test_exact_accountant_epsilon_is_at_most_thirty_percent_below_that_of_the_rdp_accountant(
+    method: SamplingMethod,
+) -> None:
     exact: PrivacyAccountant = ExactAccountant(config(method))
     renyi: PrivacyAccountant = RdpAccountant(config(method))
     for accountant in (exact, renyi):
@@ -58,7 +60,7 @@ def test_it_is_below_flowers_own_and_not_by_much(method: SamplingMethod) -> None
     assert (spent.epsilon, spent.delta, spent.num_releases) == (epsilon, 1e-5, 21)
 
 
-def test_releases_that_everybody_knows_are_gaussian_dp_together() -> None:
+def test_releases_without_amplification_compose_as_gaussian_dp() -> None:
     accountant = ExactAccountant(config())
     assert accountant.get_epsilon(1e-5) == accountant.get_delta(1.0) == 0.0
     accountant.compose(event(2.0), 3)
@@ -68,7 +70,7 @@ def test_releases_that_everybody_knows_are_gaussian_dp_together() -> None:
     assert accountant.get_epsilon(1e-5) >= epsilon_of(mu, 1e-5)
 
 
-def test_a_budget_is_asked_for_before_it_is_spent() -> None:
+def test_the_accountant_predicts_whether_a_release_would_exceed_the_budget() -> None:
     accountant = ExactAccountant(config(max_epsilon=3.0))
     while not accountant.would_exceed(event()):
         accountant.compose(event())
@@ -81,7 +83,7 @@ def test_a_budget_is_asked_for_before_it_is_spent() -> None:
 
 
 @pytest.mark.parametrize("method", [KNOWN, POISSON])
-def test_a_state_goes_through_json(method: SamplingMethod) -> None:
+def test_the_accountant_state_survives_a_json_round_trip(method: SamplingMethod) -> None:
     accountant, other = ExactAccountant(config(method)), ExactAccountant(config(method))
     accountant.compose(event(), 7)
     other.load_state_dict(json.loads(json.dumps(accountant.state_dict())))
@@ -103,14 +105,16 @@ def test_a_state_goes_through_json(method: SamplingMethod) -> None:
         (POISSON, [(event(), 1), (event(3.0), 1)], "Poisson-sampled events need one noise_multiplier"),
     ],
 )
-def test_what_it_cannot_account_for_is_one_line(method: SamplingMethod, composed: list[Any], line: str) -> None:
+def test_events_outside_the_accountant_are_refused_in_one_line(
+    method: SamplingMethod, composed: list[Any], line: str
+) -> None:
     with pytest.raises(InputError, match=line):
         composed_of(method, composed)
     with pytest.raises(InputError, match="max_epsilon: give it"):
         ExactAccountant(config()).would_exceed(event())
 
 
-def test_flowers_strategy_stops_at_its_budget() -> None:
+def test_a_flower_dp_strategy_with_the_exact_accountant_stops_at_its_budget() -> None:
     module = network()
 
     def train(message: Message, context: Context) -> Message:

@@ -56,7 +56,7 @@ def accuracy(app: Any) -> float:
 
 
 @pytest.mark.parametrize("trust", ["untrusted", "trusted", "secure-aggregation"])
-def test_the_example_says_what_it_guarantees(app: Any, trust: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_example_app_prints_its_guarantee(app: Any, trust: str, capsys: pytest.CaptureFixture[str]) -> None:
     run_here(app, trust=trust, **SHORT)
     said = capsys.readouterr().out
     assert "The guarantee: one record of a silo, zero-out neighbours" in said
@@ -65,11 +65,11 @@ def test_the_example_says_what_it_guarantees(app: Any, trust: str, capsys: pytes
 
 @pytest.mark.slow
 @pytest.mark.parametrize("trust", ["untrusted", "trusted"])
-def test_the_example_learns(app: Any, trust: str) -> None:
+def test_the_example_app_learns_above_chance(app: Any, trust: str) -> None:
     assert run_here(app, trust=trust) > 0.35
 
 
-def test_the_example_is_the_templates_app_in_three_places() -> None:
+def test_the_example_app_names_fedpriv_in_strategy_client_and_dependency_only() -> None:
     """Strategy, client, dependency: nothing else of the app knows of privacy."""
     texts = {path.name: path.read_text() for path in (APP / "flowerapp").glob("*.py")}
     naming = [name for name, text in texts.items() if "fedpriv.flower" in text]
@@ -79,7 +79,7 @@ def test_the_example_is_the_templates_app_in_three_places() -> None:
 
 @pytest.mark.deployment
 @pytest.mark.parametrize("trust", ["untrusted", "trusted"])
-def test_flwr_run_of_the_example_on_the_simulation_engine(app: Any, tmp_path: Path, trust: str) -> None:
+def test_flwr_run_trains_the_example_app_on_the_simulation_engine(app: Any, tmp_path: Path, trust: str) -> None:
     said = flwr_run(APP, 2, {**SHORT, "trust": trust}, tmp_path)
     assert "The guarantee: one record of a silo" in said, said[-3000:]
     assert "ε = 4 at δ = 1e-05 after round 3" in said, said[-3000:]

@@ -68,7 +68,7 @@ def answered(folder: Path, run: int) -> int:
 
 
 @pytest.mark.slow
-def test_it_repeats_a_round_with_another_query(silo: Path) -> None:
+def test_a_hostile_app_cannot_repeat_a_round_with_another_query(silo: Path) -> None:
     """Gains: the same bytes for the same query; nothing for another one."""
     guard, arrays = own(silo, 1), model()
     first = guard.train(arrays, 1)
@@ -80,7 +80,7 @@ def test_it_repeats_a_round_with_another_query(silo: Path) -> None:
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, 1e300], ids=str)
-def test_it_sends_what_is_no_number(silo: Path, value: float) -> None:
+def test_a_hostile_app_cannot_use_parameters_that_are_not_finite(silo: Path, value: float) -> None:
     """Gains: nothing, and no round is used up; 1e300 is infinite in the run's own type."""
     arrays = model()
     arrays["fc1.bias"] = Array(np.full(16, value))
@@ -89,7 +89,7 @@ def test_it_sends_what_is_no_number(silo: Path, value: float) -> None:
     assert answered(silo, 2) == 0
 
 
-def test_it_scales_the_parameters(silo: Path) -> None:
+def test_a_hostile_app_cannot_enlarge_a_release_by_scaling_the_parameters(silo: Path) -> None:
     """Gains: a release as long as any other, by the clip; beyond the policy's largest query, nothing."""
     guard, query = own(silo, 3), np.full(SIZE, 1e9, np.float32)
     release = ask_release(guard.socket, guard.run, guard.cell_json, 1, query)
@@ -101,14 +101,14 @@ def test_it_scales_the_parameters(silo: Path) -> None:
 
 
 @pytest.mark.parametrize("size", [1, SIZE - 1, SIZE // 2, SIZE + 1, 0])
-def test_it_splits_the_arrays(silo: Path, size: int) -> None:
+def test_a_hostile_app_cannot_query_a_part_of_the_parameters(silo: Path, size: int) -> None:
     """Gains: nothing for a part of the parameters, asked at the socket itself."""
     reason = refused(own(silo, 4), 1, np.zeros(size, np.float32))
     assert "expected (970,)" in reason if size else "malformed" in reason
     assert answered(silo, 4) == 0
 
 
-def test_its_model_is_another_one(silo: Path) -> None:
+def test_a_hostile_app_cannot_query_with_another_model_than_that_of_the_guard(silo: Path) -> None:
     """Gains: one line, before a run is opened."""
     guard, right = own(silo, 5), model()
     swapped = ArrayRecord({name: right[name] for name in ("fc2.weight", "fc2.bias", "fc1.weight", "fc1.bias")})
@@ -125,7 +125,7 @@ def test_its_model_is_another_one(silo: Path) -> None:
 
 
 @pytest.mark.slow
-def test_it_skips_rounds_and_asks_for_more(silo: Path) -> None:
+def test_a_hostile_app_cannot_skip_rounds_or_exceed_their_number(silo: Path) -> None:
     """Gains: nothing out of order, and nothing after the last round."""
     guard = own(silo, 6, 6)
     with pytest.raises(RunError, match="was asked for round 7 after round 0 of 12"):
@@ -151,7 +151,7 @@ def test_it_skips_rounds_and_asks_for_more(silo: Path) -> None:
         ("model", {"name": "os:system"}, "runs 'os:system', and allow.models does not name it"),
     ],
 )
-def test_its_scenario_is_not_the_one_that_was_agreed(
+def test_a_hostile_app_cannot_open_a_run_with_a_scenario_outside_the_policy(
     silo: Path, section: str, changes: dict[str, Any], line: str
 ) -> None:
     """Gains: nothing beyond the policy, and neither noise nor scenario can change in a run that is open."""
@@ -162,7 +162,7 @@ def test_its_scenario_is_not_the_one_that_was_agreed(
     assert answered(silo, 7) == 0
 
 
-def test_it_changes_the_scenario_of_an_open_run(silo: Path) -> None:
+def test_a_hostile_app_cannot_change_the_scenario_of_an_open_run(silo: Path) -> None:
     """Gains: nothing; clip, noise and batch of a run are those it was opened with."""
     guard = own(silo, 8)
     guard.train(model(), 1)
@@ -173,7 +173,7 @@ def test_it_changes_the_scenario_of_an_open_run(silo: Path) -> None:
 
 
 @pytest.mark.slow
-def test_it_opens_runs_until_the_budget_is_spent(tmp_path: Path) -> None:
+def test_a_hostile_app_cannot_exceed_the_budget_by_opening_more_runs(tmp_path: Path) -> None:
     """Gains: the policy's mu over all runs and no more; the administrator finds refusals in the guard's log."""
     with guards(tmp_path, 1, budget=2.9) as (process,):
         arrays = model()
@@ -189,7 +189,7 @@ def test_it_opens_runs_until_the_budget_is_spent(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_it_evaluates_again_and_again(tmp_path: Path) -> None:
+def test_a_hostile_app_cannot_exceed_the_evaluation_budget_by_repetition(tmp_path: Path) -> None:
     """Gains: each evaluation once, for one model, and over all runs the budget of the test records and no more."""
     with guards(tmp_path, 1, budget=20.0, evaluation={"budget": 2.9, "evaluations": 3}):
         guard, arrays = guard_of(context_of(tmp_path, 1), EVALUATED), model()
@@ -215,7 +215,7 @@ def test_it_evaluates_again_and_again(tmp_path: Path) -> None:
     assert ledger_of(tmp_path) == []  # no training was asked for
 
 
-def test_it_evaluates_where_the_site_allows_none(silo: Path) -> None:
+def test_a_hostile_app_cannot_evaluate_where_the_policy_allows_no_evaluation(silo: Path) -> None:
     """Gains: one line."""
     with pytest.raises(RunError, match=r"by its policy, which has no \[evaluation\], it evaluates nothing"):
         guard_of(context_of(silo, 9), EVALUATED).evaluate(model(), 4)
@@ -246,7 +246,7 @@ print("done")
 
 @pytest.mark.slow
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
-def test_it_reads_the_guards_folder() -> None:
+def test_another_user_can_neither_read_the_files_nor_use_the_socket_of_a_guard() -> None:
     """Gains: no file and no connection as a user who is neither the guard's nor in `group`."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

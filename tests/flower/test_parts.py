@@ -23,7 +23,7 @@ from tests.flower.quickstart.evaluating_app import SCENARIO as EVALUATED
 SHAPES = [(2, 1, 3, 3), (2,), (), (4, 2)]
 
 
-def test_arrays_are_the_vector_cut_and_back() -> None:
+def test_flattening_and_splitting_model_arrays_are_inverse() -> None:
     arrays = [np.arange(np.prod(shape, dtype=int), dtype=np.float64).reshape(shape) + 0.25 for shape in SHAPES]
     layout = ModelLayout.from_guard_shapes(arrays, "abcd", "float32", SHAPES)
     flat = layout.flatten(arrays)
@@ -42,7 +42,7 @@ def test_arrays_are_the_vector_cut_and_back() -> None:
     ],
     ids=["module", "formula"],
 )
-def test_a_model_says_which_arrays_its_parameters_are(model: dict[str, Any], shapes: list[Any]) -> None:
+def test_models_report_the_shapes_of_their_parameter_arrays(model: dict[str, Any], shapes: list[Any]) -> None:
     assert parameter_shapes(load_task(resolve_cell(small_tree(model=model), "test")).objective) == shapes
 
 
@@ -59,7 +59,9 @@ def test_a_model_says_which_arrays_its_parameters_are(model: dict[str, Any], sha
         ("clip = 1.0", "clip = -1.0", r"clip"),
     ],
 )
-def test_scenarios_that_are_no_steps_of_an_app_are_one_line(tmp_path: Path, old: str, new: str, line: str) -> None:
+def test_scenarios_incompatible_with_app_steps_are_refused_in_one_line(
+    tmp_path: Path, old: str, new: str, line: str
+) -> None:
     text = SCENARIO.read_text()
     assert text.count(old) == 1
     (tmp_path / "guard.toml").write_text(text.replace(old, new))
@@ -79,12 +81,14 @@ def test_scenarios_that_are_no_steps_of_an_app_are_one_line(tmp_path: Path, old:
         ({"guard": "/g", "partition-id": 0}, 0, "local_steps = 0"),
     ],
 )
-def test_what_is_missing_at_a_node_is_one_line(node: dict[str, Any], steps: int, line: str) -> None:
+def test_an_incomplete_node_configuration_is_refused_in_one_line(
+    node: dict[str, Any], steps: int, line: str
+) -> None:
     with pytest.raises(InputError, match=line):
         guard_of(Context(1, 1, node, RecordDict(), {}), SCENARIO, steps)
 
 
-def test_an_evaluation_that_the_scenario_does_not_have_is_one_line(tmp_path: Path) -> None:
+def test_an_evaluation_without_a_matching_scenario_section_is_refused_in_one_line(tmp_path: Path) -> None:
     """No [evaluation], or more of them than server rounds: before anybody is asked."""
     context = Context(7, 1, {"partition-id": 0, "guard": "/none"}, RecordDict(), {})
     with pytest.raises(InputError, match="evaluation: the guard's scenario has no such section"):
@@ -94,7 +98,7 @@ def test_an_evaluation_that_the_scenario_does_not_have_is_one_line(tmp_path: Pat
     assert guard_of(context, EVALUATED).test_examples == 300
 
 
-def test_the_nodes_own_guard_comes_before_the_servers_words() -> None:
+def test_the_guard_in_the_node_configuration_overrides_that_of_the_run_configuration() -> None:
     """A run configuration is the server's; what a silo's SuperNode was started with is the silo's."""
     node, run = {"partition-id": 1, "guard": "/own.sock"}, {"guard": "/other-{silo}.sock"}
     context = Context(7, 1, node, RecordDict(), run)
@@ -104,13 +108,13 @@ def test_the_nodes_own_guard_comes_before_the_servers_words() -> None:
     assert (simulated.socket, simulated.run, simulated.examples) == (Path("/other-1.sock"), "7", 300)
 
 
-def test_a_guard_that_is_not_there_is_one_line(tmp_path: Path) -> None:
+def test_an_app_without_a_running_guard_fails_in_one_line(tmp_path: Path) -> None:
     context = Context(7, 1, {"partition-id": 1, "guard": str(tmp_path / "s")}, RecordDict(), {})
     with pytest.raises(RunError, match=r"the silo's guard at .* does not answer"):
         guard_of(context, SCENARIO).steps([np.zeros(1)], 1)
 
 
-def test_who_is_refused_for_ever_fills_no_log(caplog: pytest.LogCaptureFixture) -> None:
+def test_repeated_refusals_are_logged_ever_more_rarely(caplog: pytest.LogCaptureFixture) -> None:
     told = GuardEvents()
     with caplog.at_level(logging.WARNING, "fedpriv.guard"):
         for _ in range(3500):
@@ -120,7 +124,7 @@ def test_who_is_refused_for_ever_fills_no_log(caplog: pytest.LogCaptureFixture) 
     assert [int(line.split()[1].rstrip(",")) for line in lines] == [*range(1, 101), 1000, 2000, 3000]
 
 
-def test_the_page_shows_the_app_that_is_tested() -> None:
+def test_the_documented_app_changes_are_those_of_the_tested_apps() -> None:
     """Every line that docs/existing-flower-app.md adds is one of a tested app; those of the first are five.
 
     Evaluation is four more.

@@ -89,7 +89,7 @@ def frozen() -> nn.Module:
         ),
     ],
 )
-def test_another_module_than_the_servers_is_one_line_before_round_1(
+def test_a_client_module_that_differs_from_the_server_model_is_refused_before_round_1(
     server: nn.Module, client: nn.Module, line: str
 ) -> None:
     with pytest.raises(RunError, match=line) as raised:
@@ -105,7 +105,7 @@ def test_a_function_of_a_single_output_is_a_loss_of_two_classes() -> None:
     assert counts == [2, 2, 5]
 
 
-def test_a_client_app_without_a_private_client_is_one_line_before_round_1() -> None:
+def test_a_client_app_without_a_private_client_is_refused_before_round_1() -> None:
     def train(message: Message, context: Context) -> Message:
         return Message(RecordDict({"metrics": MetricRecord({"num-examples": 1})}), reply_to=message)
 
@@ -145,7 +145,7 @@ GIVEN: dict[str, Callable[[Any], Any]] = {
 
 
 @pytest.mark.parametrize("form", GIVEN)
-def test_records_in_every_form_are_the_same_records(form: str) -> None:
+def test_tensors_data_sets_and_loaders_of_the_same_records_give_the_same_model(form: str) -> None:
     module = network()
     result = started(train_of(module, [GIVEN[form](arrays) for arrays in shares()]), module, seed=SEED)
     np.testing.assert_array_equal(flat(result.arrays), expected_arrays(module))
@@ -156,13 +156,13 @@ def test_records_in_every_form_are_the_same_records(form: str) -> None:
     [nn.CrossEntropyLoss(), functional.cross_entropy, "cross-entropy", {"name": "cross-entropy"}],
     ids=["layer", "function", "name", "dictionary"],
 )
-def test_a_loss_by_any_of_its_names_is_the_same(loss: Any) -> None:
+def test_all_spellings_of_a_loss_give_the_same_model(loss: Any) -> None:
     module = network()
     result = started(train_of(module, shares(), loss), module, seed=SEED)
     np.testing.assert_array_equal(flat(result.arrays), expected_arrays(module))
 
 
-def test_a_loss_of_ones_own_is_of_one_records_output_and_label() -> None:
+def test_a_custom_loss_is_applied_to_the_output_and_label_of_one_record() -> None:
     def loss(output: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
         return functional.cross_entropy(output.unsqueeze(0), label.unsqueeze(0))
 
@@ -171,7 +171,7 @@ def test_a_loss_of_ones_own_is_of_one_records_output_and_label() -> None:
     np.testing.assert_allclose(flat(result.arrays), expected_arrays(module), rtol=1e-4, atol=1e-6)
 
 
-def test_hazards_have_a_class_for_each_end_of_each_bin() -> None:
+def test_the_hazard_loss_accepts_two_labels_per_bin_plus_one() -> None:
     """K outputs are for 2K + 1 labels: of K bins survived or not, and the event seen or not."""
     records = [(images, labels % 9) for images, labels in shares()]
     module = linear(4)
@@ -217,7 +217,7 @@ def not_finite(arrays: Any) -> Any:
         (lambda arrays: 7, "silo 1: its records cannot be read, and its own log says why"),
     ],
 )
-def test_records_that_cannot_be_used_are_one_line_that_tells_nothing_of_them(
+def test_unusable_records_are_refused_in_one_line_that_reveals_no_value(
     spoil: Callable[[Any], Any], line: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     records: list[Any] = list(shares())
@@ -311,7 +311,7 @@ def digest_of(arrays: Any) -> bytes:
     return digest.digest()
 
 
-def test_key_and_state_are_forgotten_with_the_last_round() -> None:
+def test_key_and_state_are_wiped_from_the_context_after_the_last_round() -> None:
     """Whoever finds the node's memory afterwards takes no noise away and tries no record; no round is answered."""
     inner, calls = train_of(network(), shares()), list[tuple[Message, Context]]()
     started(changed(inner, lambda message, context: calls.append((message, context))))
@@ -325,7 +325,7 @@ def test_key_and_state_are_forgotten_with_the_last_round() -> None:
     assert refusal.reason == "silo 0: the run is over, and its key is forgotten"
 
 
-def test_a_greeting_that_is_sent_again_keeps_the_key() -> None:
+def test_repeating_the_message_before_round_1_does_not_change_the_key() -> None:
     """A server that lost the first answer asks again before round 1; nothing was released."""
     module, state = network(), RecordDict()
     context = Context(1, 1, {"partition-id": 0}, state, {})
@@ -348,7 +348,9 @@ def test_a_greeting_that_is_sent_again_keeps_the_key() -> None:
 
 
 @pytest.mark.parametrize("seed", [SEED, None])
-def test_a_supernode_refuses_the_noise_of_a_seed(monkeypatch: pytest.MonkeyPatch, seed: int | None) -> None:
+def test_a_supernode_refuses_noise_drawn_from_a_public_seed(
+    monkeypatch: pytest.MonkeyPatch, seed: int | None
+) -> None:
     """Its noise could be drawn by everybody who knows the seed."""
     monkeypatch.setattr("sys.argv", ["/usr/bin/flwr-clientapp"])
     assert client_app.runs_in_supernode()
@@ -359,7 +361,7 @@ def test_a_supernode_refuses_the_noise_of_a_seed(monkeypatch: pytest.MonkeyPatch
         started(train_of(network(), shares()), seed=seed)
 
 
-def test_a_failing_client_tells_no_reason(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_failing_client_does_not_reveal_the_exception_text(caplog: pytest.LogCaptureFixture) -> None:
     class Failing(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -375,7 +377,7 @@ def test_a_failing_client_tells_no_reason(caplog: pytest.LogCaptureFixture) -> N
     assert "secret 7" in caplog.text
 
 
-def test_what_leaves_an_untrusted_silo_is_sealed_and_has_its_noise() -> None:
+def test_releases_of_an_untrusted_silo_are_sealed_and_noisy() -> None:
     """Releases of round 1 over integers: with noise they differ from the exact mean, which nobody sends."""
     module, replies = network(), list[Message]()
     inner = train_of(module, shares())
@@ -394,7 +396,7 @@ def test_what_leaves_an_untrusted_silo_is_sealed_and_has_its_noise() -> None:
     assert all(content["config"]["seal"] for content in first)
 
 
-def test_a_partition_id_that_is_no_silo_is_one_line() -> None:
+def test_an_invalid_partition_id_is_refused_in_one_line() -> None:
     inner = train_of(network(), shares(SILOS + 1))
 
     def train(message: Message, context: Context) -> Message:
@@ -433,7 +435,7 @@ def through_guards(folder: Path, strategy: PrivateStrategy, module: nn.Module) -
     ("row", "settings"),
     [("dp-mu2-fl", {"diameter": 20.0, "clip": 1.0, "step": 0.05}), ("momentum-tree", {"clip": 1.0, "step": 0.02})],
 )
-def test_guards_answer_every_row_under_every_trust(
+def test_guards_answer_private_strategies_in_every_trust_setting(
     tmp_path: Path, row: str, settings: dict[str, Any], trust: str
 ) -> None:
     torch.manual_seed(0)
@@ -450,7 +452,7 @@ def test_guards_answer_every_row_under_every_trust(
 
 
 @pytest.mark.slow
-def test_what_a_guard_does_not_allow_ends_the_run_before_round_1(tmp_path: Path) -> None:
+def test_a_run_outside_the_policy_of_a_guard_ends_before_round_1(tmp_path: Path) -> None:
     torch.manual_seed(0)
     with guards(tmp_path, 2):
         changes: list[tuple[nn.Module, dict[str, Any], str]] = [
@@ -465,12 +467,12 @@ def test_what_a_guard_does_not_allow_ends_the_run_before_round_1(tmp_path: Path)
         assert [ledger_of(tmp_path, silo) for silo in (0, 1)] == [[], []]
 
 
-def test_a_guard_that_is_not_there_is_one_line(tmp_path: Path) -> None:
+def test_a_private_client_without_a_running_guard_fails_in_one_line(tmp_path: Path) -> None:
     with pytest.raises(RunError, match=r"silo 0: the silo's guard at .* does not answer"):
         through_guards(tmp_path, DPSGD(**SGD), Net())
 
 
-def test_a_silo_keeps_its_state_in_the_context_alone() -> None:
+def test_a_silo_state_survives_serialization_of_the_flower_context() -> None:
     """A node whose Context went through bytes, as a SuperNode's does, goes on with the same run."""
     module, records = network(), shares()
     states: dict[int, bytes] = {}

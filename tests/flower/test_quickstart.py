@@ -53,7 +53,7 @@ def before() -> float:
 @pytest.mark.parametrize(
     ("strategy", "steps"), [("FedAvg", 1), ("FedAvg", 3), ("FedAdam", 1)], ids=["FedAvg", "local steps", "FedAdam"]
 )
-def test_a_stock_strategy_trains_through_guards(tmp_path: Path, before: float, strategy: str, steps: int) -> None:
+def test_a_flower_strategy_trains_through_guards(tmp_path: Path, before: float, strategy: str, steps: int) -> None:
     with guards(tmp_path, 2):
         keys = {"strategy": strategy, "local-steps": steps, "num-server-rounds": 12 // steps}
         accuracy = trained_accuracy(tmp_path, **keys)
@@ -65,7 +65,7 @@ def test_a_stock_strategy_trains_through_guards(tmp_path: Path, before: float, s
 
 
 @pytest.mark.slow
-def test_guards_evaluate_for_a_stock_strategy_on_records_that_only_they_have(tmp_path: Path) -> None:
+def test_guards_evaluate_for_a_flower_strategy_on_their_own_test_records(tmp_path: Path) -> None:
     """Three of six server rounds have noisy metrics of the silos' own records, and the others have none."""
     config = run_config(tmp_path, **{"local-steps": 2, "num-server-rounds": 6})
     grid = InProcessGrid(evaluating_app.app, 2, config)
@@ -86,7 +86,7 @@ def test_guards_evaluate_for_a_stock_strategy_on_records_that_only_they_have(tmp
 
 
 @pytest.mark.slow
-def test_a_numpy_client_trains_through_guards_as_a_message_app_does(tmp_path: Path, before: float) -> None:
+def test_a_numpy_client_trains_through_guards(tmp_path: Path, before: float) -> None:
     """Its arrays are lists without names, and its strategy is Flower's older FedAvg."""
     with guards(tmp_path, 2):
         keys = {"local-steps": 2, "num-server-rounds": 6}
@@ -97,7 +97,7 @@ def test_a_numpy_client_trains_through_guards_as_a_message_app_does(tmp_path: Pa
 
 @pytest.mark.deployment
 @pytest.mark.parametrize("style", APPS)
-def test_flwr_run_of_a_stock_app_trains_through_guards(tmp_path: Path, before: float, style: str) -> None:
+def test_flwr_run_trains_a_flower_app_through_guards(tmp_path: Path, before: float, style: str) -> None:
     app, sites, elsewhere = tmp_path / "app", tmp_path / "sites", tmp_path / "elsewhere"
     for name, text in app_files(run_config(sites), style).items():
         (app / name).parent.mkdir(parents=True, exist_ok=True)
@@ -124,7 +124,7 @@ def submitted(link: SuperLink, folder: Path) -> int:
 
 
 @pytest.mark.deployment
-def test_supernodes_of_a_stock_app_train_through_their_sites_guards(tmp_path: Path, before: float) -> None:
+def test_supernodes_train_a_flower_app_through_the_guards_of_their_sites(tmp_path: Path, before: float) -> None:
     with (
         tempfile.TemporaryDirectory(prefix="fedpriv-flower-") as name,
         federation_superlink(Path(name), 2) as link,

@@ -76,7 +76,9 @@ def scenario_model(
 
 @pytest.mark.parametrize("trust", ["untrusted", "trusted", "secure-aggregation"])
 @pytest.mark.parametrize("kind", NETWORKS)
-def test_an_app_has_the_scenarios_model(tmp_path: Path, kind: str, trust: str) -> None:
+def test_an_app_with_the_dp_mu2_fl_strategy_trains_the_model_of_the_equal_scenario(
+    tmp_path: Path, kind: str, trust: str
+) -> None:
     """The same seed: DP-μ²-FL to 1e-9 in float64."""
     module = network(NETWORKS[kind], torch.float64)
     strategy = DPMu2FL(seed=SEED, **{**ROW, "trust": trust})
@@ -87,7 +89,9 @@ def test_an_app_has_the_scenarios_model(tmp_path: Path, kind: str, trust: str) -
 
 
 @pytest.mark.parametrize("row", OF_ROWS)
-def test_every_papers_row_has_the_scenarios_model_bit_for_bit(tmp_path: Path, row: str) -> None:
+def test_every_private_strategy_trains_the_model_of_the_equal_scenario_bit_for_bit(
+    tmp_path: Path, row: str
+) -> None:
     """In float32, as torch's modules are."""
     (strategy, settings), module = OF_ROWS[row], network()
     result = run_app(strategy(seed=SEED, trust="trusted", **SIZES, **PRIVACY, **settings), module)
@@ -105,7 +109,7 @@ def test_every_papers_row_has_the_scenarios_model_bit_for_bit(tmp_path: Path, ro
     ],
     ids=["poisson", "epochs", "drop-outs"],
 )
-def test_participation_is_the_scenarios(
+def test_a_strategy_has_the_participation_and_model_of_the_equal_scenario(
     tmp_path: Path, federation: dict[str, Any], row: str, settings: dict[str, Any]
 ) -> None:
     """Who takes part when, by the same coins."""
@@ -120,7 +124,7 @@ def test_participation_is_the_scenarios(
 
 @pytest.mark.parametrize("trust", ["untrusted", "trusted", "secure-aggregation"])
 @pytest.mark.parametrize("row", ["dp-mu2-fl", *OF_ROWS])
-def test_without_a_seed_noise_is_fresh_and_the_claim_that_of_integers(row: str, trust: str) -> None:
+def test_a_strategy_without_a_seed_draws_fresh_noise_with_an_exact_integer_claim(row: str, trust: str) -> None:
     """Two runs differ, and both keep the target in the program's own arithmetic."""
     strategy, settings = OF_ROWS.get(row, (DPMu2FL, SETTINGS))
     module = network()
@@ -136,7 +140,7 @@ def test_without_a_seed_noise_is_fresh_and_the_claim_that_of_integers(row: str, 
     assert np.abs(models[0] - models[1]).max() > 1e-4
 
 
-def test_a_run_begins_at_the_arrays_it_is_given_and_keeps_names_shapes_and_types() -> None:
+def test_a_run_starts_at_the_initial_arrays_and_preserves_names_shapes_and_types() -> None:
     module = network(CNN)
     messages: list[Message] = []
     train = changed(train_of(module, shares()), lambda message, context: messages.append(message))
@@ -153,7 +157,7 @@ def test_a_run_begins_at_the_arrays_it_is_given_and_keeps_names_shapes_and_types
     assert {array.dtype for array in result.arrays.values()} == {"float32"}
 
 
-def test_evaluate_fn_and_result_are_flowers_own() -> None:
+def test_evaluate_fn_and_the_result_follow_the_conventions_of_flower() -> None:
     module, models = network(), dict[int, Any]()
 
     def evaluate(server_round: int, arrays: ArrayRecord) -> MetricRecord:
@@ -172,7 +176,7 @@ def test_evaluate_fn_and_result_are_flowers_own() -> None:
     assert {price["delta"] for price in prices} == {1e-5}
 
 
-def test_epsilon_is_logged_as_it_grows(caplog: pytest.LogCaptureFixture) -> None:
+def test_epsilon_is_logged_after_every_round(caplog: pytest.LogCaptureFixture) -> None:
     strategy = DPMu2FL(**ROW)
     with caplog.at_level(logging.INFO, "flwr"):
         run_app(strategy, network())
@@ -184,7 +188,7 @@ def test_epsilon_is_logged_as_it_grows(caplog: pytest.LogCaptureFixture) -> None
     assert "untrusted server" in caplog.messages[-1]
 
 
-def test_clients_evaluate_as_for_fedavg_where_they_are_asked() -> None:
+def test_clients_evaluate_as_with_fedavg_if_fraction_evaluate_is_set() -> None:
     module, requests = network(), list[Any]()
     app = app_of(train_of(module, shares()))
 
@@ -253,7 +257,7 @@ NORMALIZED = ArrayRecord(nn.Sequential(nn.Linear(784, 4), nn.BatchNorm1d(4)).sta
         ({"clip": "lipschitz"}, {}, "clip"),
     ],
 )
-def test_what_cannot_be_private_is_refused_in_one_line_before_anything_is_sent(
+def test_invalid_arrays_rounds_and_budgets_are_refused_before_any_message_is_sent(
     keywords: dict[str, Any], start: dict[str, Any], line: str
 ) -> None:
     def train(message: Message, context: Context) -> Message:
@@ -279,7 +283,7 @@ def test_what_cannot_be_private_is_refused_in_one_line_before_anything_is_sent(
         ({"model": "column-moments"}, "model"),
     ],
 )
-def test_keywords_that_cannot_be_used_are_one_line(keywords: dict[str, Any], line: str) -> None:
+def test_invalid_strategy_keywords_are_refused_in_one_line(keywords: dict[str, Any], line: str) -> None:
     with pytest.raises(InputError, match=line) as raised:
         DPMu2FL(**row_with(**keywords))
     assert "\n" not in str(raised.value)
@@ -312,7 +316,7 @@ def scenario(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_scenario_file_says_the_same_as_keywords(scenario: Path) -> None:
+def test_a_strategy_from_a_scenario_file_equals_one_from_keywords(scenario: Path) -> None:
     of_file, of_keywords = (
         flat(run_app(strategy, network()).arrays)
         for strategy in (PrivateStrategy(scenario=scenario, seed=SEED), DPMu2FL(seed=SEED, **ROW))
@@ -329,7 +333,7 @@ def test_a_scenario_file_says_the_same_as_keywords(scenario: Path) -> None:
         ('"dp-mu2-fl"', '"dp-mu2-fl"\nfoo = 1', {}, "algorithm.foo"),
     ],
 )
-def test_a_file_that_is_no_app_is_one_line(
+def test_a_scenario_file_that_is_not_for_an_app_is_refused_in_one_line(
     scenario: Path, old: str, new: str, keywords: dict[str, Any], line: str
 ) -> None:
     scenario.write_text(SCENARIO.replace(old, new) if old else SCENARIO)
@@ -338,7 +342,7 @@ def test_a_file_that_is_no_app_is_one_line(
     assert "\n" not in str(raised.value)
 
 
-def test_a_file_of_another_row_is_one_line(scenario: Path) -> None:
+def test_a_scenario_file_of_another_algorithm_is_refused(scenario: Path) -> None:
     with pytest.raises(InputError, match=r"algorithm.name = 'dp-mu2-fl': this strategy is 'dp-sgd'"):
         DPSGD(scenario=scenario)
     with pytest.raises(InputError, match="give a row, such as 'dp-mu2-fl', or a scenario"):
@@ -347,7 +351,7 @@ def test_a_file_of_another_row_is_one_line(scenario: Path) -> None:
         DPMu2FL("dp-sgd", **ROW)
 
 
-def test_a_strategy_runs_once() -> None:
+def test_a_strategy_can_be_started_only_once() -> None:
     """A second run of the same records would spend a second budget, of which the first claim says nothing."""
     strategy = DPMu2FL(**ROW)
     with pytest.raises(InputError, match="start: the strategy has not been started"):
@@ -357,7 +361,7 @@ def test_a_strategy_runs_once() -> None:
         run_app(strategy, network())
 
 
-def test_a_round_with_fewer_nodes_than_planned_ends_the_run() -> None:
+def test_a_run_with_fewer_or_more_nodes_than_planned_ends() -> None:
     module = network()
     for count, reason in (
         (2, "2 of 3 silos were connected after 0 s"),
@@ -380,7 +384,7 @@ def test_a_silo_that_fails_in_a_round_ends_the_run() -> None:
     assert "zero-out" in strategy.claim  # two rounds are done
 
 
-def test_the_strategies_are_flowers() -> None:
+def test_the_private_strategies_are_subclasses_of_the_flower_strategy() -> None:
     names = ("DPMu2FL", "AcceleratedDPSRGD", "DPMomentum", "DPGoldstein", "DPSGD", "DPFTRL", "PrivateStrategy")
     assert all(issubclass(getattr(flower, name), Strategy) for name in names)
     with pytest.raises(AttributeError, match="has no attribute 'FedAvg'"):

@@ -40,7 +40,7 @@ def echo() -> Iterator[int]:
     listener.close()
 
 
-def test_a_proxy_hands_on_delays_swallows_and_cuts(echo: int) -> None:
+def test_the_fault_proxy_forwards_delays_withholds_and_disconnects(echo: int) -> None:
     proxy = Proxy(echo, random.Random(0))
     with socket.create_connection(("127.0.0.1", proxy.port), 5.0) as site:
         site.sendall(b"one")
@@ -72,7 +72,7 @@ def gone(site: socket.socket) -> bool:
         return True
 
 
-def test_a_service_that_is_killed_is_started_again_and_one_that_is_stopped_is_not(
+def test_the_supervisor_restarts_a_killed_service_but_not_a_stopped_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(supervisor, "_RESTART", 0.1)
@@ -103,7 +103,7 @@ def wait_for(condition: Callable[[], bool]) -> None:
 
 
 @pytest.mark.skipif(shutil.which("cc") is None, reason="no compiler")
-def test_a_clock_jumps_in_a_process_that_runs(tmp_path: Path) -> None:
+def test_the_fault_injector_shifts_the_wall_clock_of_a_running_process(tmp_path: Path) -> None:
     library, clock = _clocks(tmp_path), tmp_path / "clock"
     clock.write_bytes(bytes(8))
     code = "import sys, time\nfor _ in sys.stdin: print(time.time(), time.monotonic(), flush=True)"

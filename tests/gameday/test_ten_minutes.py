@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.long
-def test_a_black_hole_of_ten_minutes_is_waited_out(tmp_path: Path) -> None:
+def test_a_run_survives_ten_minutes_of_network_loss_with_the_same_model(tmp_path: Path) -> None:
     """The run goes on by itself, somebody is told within a minute, and the model has the bytes of its replay."""
     words = ["--only", TEN_MINUTES, "--seed", "64", "--minutes", "0.1", "--at-once", "1", "--rounds", "20"]
     words += ["--patience", "900", "--out", str(tmp_path)]

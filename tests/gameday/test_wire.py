@@ -59,7 +59,7 @@ def answers(network: Namespaces, site: int) -> list[int]:
 
 
 @pytest.mark.slow
-def test_a_wire_carries_packets_and_one_sites_weather_is_not_anothers(network: Namespaces) -> None:
+def test_dropping_the_packets_of_one_simulated_site_does_not_affect_another(network: Namespaces) -> None:
     assert answers(network, 0) == list(range(40))
     network.change(0, Weather(swallowed=True))
     assert answers(network, 0) == []
@@ -68,7 +68,7 @@ def test_a_wire_carries_packets_and_one_sites_weather_is_not_anothers(network: N
     assert answers(network, 0) == list(range(40))
 
 
-def test_a_cut_takes_the_link_down_and_its_end_brings_it_up(network: Namespaces) -> None:
+def test_cutting_a_simulated_link_takes_the_interface_down_until_the_cut_ends(network: Namespaces) -> None:
     words = [*network.within(1), "ip", "-brief", "link", "show", "uplink"]
     for cut, shown, received in ((True, "DOWN", []), (False, "UNKNOWN", list(range(40)))):
         network.change(1, Weather(cut=cut))
@@ -77,7 +77,7 @@ def test_a_cut_takes_the_link_down_and_its_end_brings_it_up(network: Namespaces)
 
 
 @pytest.mark.slow
-def test_packets_are_lost_late_twice_and_overtaken(network: Namespaces) -> None:
+def test_the_network_simulator_loses_delays_duplicates_and_reorders_packets(network: Namespaces) -> None:
     network.change(0, Weather(lost=0.3))
     assert 0 < len(answers(network, 0)) < 40, "each way"
     network.change(0, Weather(twice=0.5))
@@ -94,7 +94,7 @@ def test_packets_are_lost_late_twice_and_overtaken(network: Namespaces) -> None:
     network.change(0, Weather())
 
 
-def test_nothing_in_a_namespace_reaches_the_machine_or_its_networks(network: Namespaces) -> None:
+def test_a_network_namespace_cannot_reach_the_host_or_its_networks(network: Namespaces) -> None:
     listener = socket.create_server(("127.0.0.1", 0))
     port = listener.getsockname()[1]
     for address in ("127.0.0.1", "192.0.2.1"):
@@ -105,7 +105,7 @@ def test_nothing_in_a_namespace_reaches_the_machine_or_its_networks(network: Nam
 
 
 @pytest.mark.slow
-def test_a_game_that_is_killed_leaves_no_namespace(network: Namespaces) -> None:
+def test_a_killed_network_simulation_leaves_no_namespace(network: Namespaces) -> None:
     code = "from tests.gameday.wire import Namespaces\nn = Namespaces(1, 0)\n"
     code += "print(n.within(None)[1], n.within(0)[1], flush=True)\nimport time\ntime.sleep(60)"
     root = Path(__file__).resolve().parents[2]

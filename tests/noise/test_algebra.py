@@ -85,7 +85,7 @@ def test_the_banded_square_root_factors_the_workload(rounds: int, decay: float, 
 
 
 @given(rounds=lengths, decay=decays)
-def test_with_all_bands_it_is_the_square_root(rounds: int, decay: float) -> None:
+def test_banded_matrix_with_all_bands_is_the_square_root_of_the_workload(rounds: int, decay: float) -> None:
     c = banded_matrix(rounds, decay, rounds)
     np.testing.assert_allclose(c @ c, workload_matrix(rounds, decay), atol=1e-12)
 
@@ -101,7 +101,7 @@ def test_with_all_bands_it_is_the_square_root(rounds: int, decay: float) -> None
     ],
     ids=str,
 )
-def test_memory_is_what_the_state_holds_at_most(mechanism: Mechanism) -> None:
+def test_memory_vectors_are_the_largest_number_of_vectors_in_the_state(mechanism: Mechanism) -> None:
     workload = workload_of(40, getattr(mechanism, "decay", 1.0), period=getattr(mechanism, "period", None))
     assert mechanism.memory_vectors(workload) == max(
         len(state) for _, state in stream(mechanism, torch.zeros(40, 2))
@@ -120,7 +120,7 @@ STREAMED = [
 
 
 @pytest.mark.parametrize("mechanism", STREAMED, ids=str)
-def test_leading_axes_are_streams_of_their_own(mechanism: Mechanism) -> None:
+def test_leading_axes_of_fresh_noise_are_streamed_as_if_alone(mechanism: Mechanism) -> None:
     fresh = torch.randn((11, 2, 3, 4), generator=torch.Generator().manual_seed(5))
     for (all_rows, _), (one_row, _) in zip(
         stream(mechanism, fresh), stream(mechanism, fresh[:, 1, 2]), strict=True
@@ -165,7 +165,7 @@ def test_the_banded_inverse_square_root_factors_the_workload(rounds: int, decay:
 
 @given(data=st.data(), rounds=st.integers(1, 11), decay=decays, bands=st.integers(1, 6))
 @settings(max_examples=150, deadline=None)
-def test_no_allowed_pattern_moves_the_inverse_farther(
+def test_sensitivity_of_the_banded_inverse_is_never_below_the_worst_pattern(
     data: st.DataObject, rounds: int, decay: float, bands: int
 ) -> None:
     clips = np.array(data.draw(st.lists(st.floats(0.1, 5.0), min_size=rounds, max_size=rounds)))
@@ -183,12 +183,12 @@ def test_no_allowed_pattern_moves_the_inverse_farther(
 
 @pytest.mark.parametrize("decay", [1.0, 0.98, 0.6])
 @pytest.mark.parametrize("bands", [1, 2, 3, 4, 8, 16, 64])
-def test_coefficients_of_the_inverse_fall(decay: float, bands: int) -> None:
+def test_sensitivity_of_the_banded_inverse_is_exact_for_separated_rounds(decay: float, bands: int) -> None:
     """Checked, not proved: `certified` refuses where it should not hold."""
     assert BandedInverseSquareRoot(decay, bands).certified(separated(900, 5, 60, decay)).exact
 
 
-def test_a_strategy_that_rises_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_strategy_with_increasing_coefficients_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """c = 1, .1, .1, .9: the earliest pattern is charged 2.0100, and another moves it by 2.1564."""
     c = np.array([1.0, 0.1, 0.1, 0.9, 0.0, 0.0])
     inverse = np.linalg.inv(sum(value * np.eye(6, k=-lag) for lag, value in enumerate(c)))[:, 0].tolist()
@@ -197,7 +197,7 @@ def test_a_strategy_that_rises_is_refused(monkeypatch: pytest.MonkeyPatch) -> No
         BandedInverseSquareRoot(1.0, 6).certified(separated(6, 2, 2))
 
 
-def test_golden_numbers_of_the_inverse() -> None:
+def test_sensitivity_and_variance_of_the_banded_inverse_match_golden_values() -> None:
     four, sixteen = BandedInverseSquareRoot(1.0, 4), BandedInverseSquareRoot(1.0, 16)
     last = np.sqrt(four.variance(workload_of(128))[-1])
     assert four.sensitivity(workload_of(128)) == pytest.approx(1.273735591928, rel=1e-11)
@@ -211,7 +211,7 @@ def test_golden_numbers_of_the_inverse() -> None:
     assert np.mean(decayed) == pytest.approx(1.528398347999, rel=1e-11)
 
 
-def test_the_inverse_with_all_bands_is_the_square_root() -> None:
+def test_banded_inverse_with_all_bands_equals_the_square_root_mechanism() -> None:
     workload, bands = workload_of(40, 0.95), 40
     ours, theirs = BandedInverseSquareRoot(0.95, bands), BandedSquareRoot(0.95, bands)
     np.testing.assert_allclose(ours.variance(workload), theirs.variance(workload), rtol=1e-11)
@@ -234,7 +234,7 @@ MECHANISMS: list[Mechanism] = [
 
 
 @pytest.mark.parametrize("mechanism", MECHANISMS, ids=lambda each: type(each).__name__)
-def test_every_round_has_the_fresh_noise_that_the_grid_is_made_for(mechanism: Mechanism) -> None:
+def test_every_round_adds_fresh_noise_of_at_least_the_declared_fresh_std(mechanism: Mechanism) -> None:
     """Impulse by impulse: what round t's own vectors add to row t, given everything before."""
     state = mechanism.start()
     for t in range(1, 21):
@@ -275,7 +275,7 @@ def test_the_variance_of_every_release_is_the_accounted_one(mechanism: Mechanism
 
 
 @pytest.mark.parametrize("mechanism", RELEASED, ids=str)
-def test_undoing_b_leaves_independent_standard_normals(mechanism: Mechanism) -> None:
+def test_inverse_factor_turns_released_noise_into_independent_standard_normals(mechanism: Mechanism) -> None:
     """B^-1 of the released noise is white: no round reuses a fresh vector, none forgets it."""
     white = np.linalg.solve(streamed_matrix(mechanism, ROUNDS), released(mechanism, seed=12))
     products = white @ white.T / np.sqrt(SIZE)

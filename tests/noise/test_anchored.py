@@ -30,7 +30,7 @@ def test_the_worst_record_is_charged_exactly(rounds: int, period: int, anchor: f
     assert mechanism_from_data(json.loads(json.dumps(mechanism.as_data()))) == mechanism
 
 
-def test_a_fair_anchor_costs_what_a_difference_costs() -> None:
+def test_equal_cost_anchor_costs_the_same_as_a_gradient_difference() -> None:
     workload = workload_of(40, period=10, clips=np.tile([3.0, *[0.4] * 9], 4))
     mechanism = AnchoredSquareRoot.with_equal_cost(10, 3.0, 0.4)
     assert mechanism.sensitivity(workload) == pytest.approx(3.0 / mechanism.anchor, rel=1e-12)
@@ -41,7 +41,7 @@ def test_a_fair_anchor_costs_what_a_difference_costs() -> None:
 
 
 @pytest.mark.parametrize(("ratio", "share"), [(0.1, 0.0497), (0.5, 0.1051), (1.0, 0.2782)])
-def test_there_is_much_less_noise_than_with_a_tree(ratio: float, share: float) -> None:
+def test_anchored_noise_has_much_less_variance_than_a_tree_at_equal_mu(ratio: float, share: float) -> None:
     """Mean variance at the same μ, Σ = 64, for clips of differences of 0.1, 0.5 and 1 times those of anchors."""
     workload = workload_of(192, period=64, clips=np.tile([1.0, *[ratio] * 63], 3))
     ours, tree = AnchoredSquareRoot.with_equal_cost(64, 1.0, ratio), BinaryTree(1.0, 64)

@@ -55,7 +55,7 @@ def mechanisms(draw: st.DrawFn, rounds: int, decay: float) -> BufferedToeplitz:
 
 @given(data=st.data(), rounds=st.integers(1, 30), decay=decays)
 @settings(max_examples=200, deadline=None)
-def test_it_factors_the_workload(data: st.DataObject, rounds: int, decay: float) -> None:
+def test_buffered_toeplitz_noise_factors_the_workload(data: st.DataObject, rounds: int, decay: float) -> None:
     mechanism = data.draw(mechanisms(rounds, decay))
     b, c = streamed_matrix(mechanism, rounds), strategy(mechanism, rounds)
     np.testing.assert_allclose(b @ c, workload_matrix(rounds, decay), atol=1e-11)
@@ -70,7 +70,7 @@ def test_it_factors_the_workload(data: st.DataObject, rounds: int, decay: float)
 
 @given(data=st.data(), rounds=st.integers(1, 40), decay=decays)
 @settings(max_examples=200, deadline=None)
-def test_its_coefficients_never_increase_and_are_never_negative(
+def test_strategy_coefficients_never_increase_and_are_never_negative(
     data: st.DataObject, rounds: int, decay: float
 ) -> None:
     """The property that the certificates rest on."""
@@ -83,7 +83,7 @@ def test_its_coefficients_never_increase_and_are_never_negative(
 @pytest.mark.slow
 @given(data=st.data(), rounds=st.integers(1, 20), decay=decays)
 @settings(max_examples=200, deadline=None)
-def test_every_fixed_order_is_exact(data: st.DataObject, rounds: int, decay: float) -> None:
+def test_sensitivity_of_every_fixed_order_is_exact(data: st.DataObject, rounds: int, decay: float) -> None:
     mechanism = data.draw(mechanisms(rounds, decay))
     rounds_per_epoch = data.draw(st.integers(max(1, rounds // 8), 24))
     workload = workload_of(rounds, decay, rounds_per_epoch, clips=data.draw(clip_norms(rounds)))
@@ -95,7 +95,7 @@ def test_every_fixed_order_is_exact(data: st.DataObject, rounds: int, decay: flo
 @pytest.mark.slow
 @given(data=st.data(), rounds=st.integers(1, 12), decay=decays)
 @settings(max_examples=300, deadline=None)
-def test_separated_patterns_are_exact_or_say_that_they_are_bounds(
+def test_sensitivity_of_separated_rounds_is_exact_or_marked_as_a_bound(
     data: st.DataObject, rounds: int, decay: float
 ) -> None:
     mechanism = data.draw(mechanisms(rounds, decay))
@@ -107,7 +107,7 @@ def test_separated_patterns_are_exact_or_say_that_they_are_bounds(
         assert found.value == pytest.approx(moved, rel=1e-10)
 
 
-def test_members_are_the_mechanisms_that_they_are_named_after() -> None:
+def test_special_roots_reproduce_independent_leaf_and_lambda_cgd_noise() -> None:
     workload = workload_of(17, 0.9)
     independent, leaf = BufferedToeplitz(0.9, (0.9,), (0.0,)), BufferedToeplitz(0.9)
     for ours, theirs in ((independent, IndependentGaussian()), (leaf, LeafGaussian(0.9))):
@@ -131,11 +131,13 @@ def test_members_are_the_mechanisms_that_they_are_named_after() -> None:
         (BufferedToeplitz(0.0, (0.9, 0.5), (0.7, 0.0)), 2),
     ],
 )
-def test_memory_counts_the_poles_above_zero(mechanism: BufferedToeplitz, vectors: int) -> None:
+def test_memory_vectors_match_the_expected_number_for_given_roots(
+    mechanism: BufferedToeplitz, vectors: int
+) -> None:
     assert mechanism.memory_vectors(workload_of(9, mechanism.decay)) == vectors
 
 
-def test_the_search_is_tighter_than_what_there_was() -> None:
+def test_sensitivity_of_separated_rounds_with_unequal_clips_is_the_exact_worst_pattern() -> None:
     """Unequal clips, separated: the worst pattern; by rows up to 5 % above it, others were 30 % above."""
     generator = np.random.default_rng(5)
     mechanism = BufferedToeplitz(1.0, (0.95, 0.6), (0.8, 0.2))
@@ -146,7 +148,7 @@ def test_the_search_is_tighter_than_what_there_was() -> None:
         assert found.value == pytest.approx(moved, rel=1e-12)
 
 
-def test_a_column_scale_is_the_same_as_clips() -> None:
+def test_column_scale_has_the_same_sensitivity_as_scaled_clips() -> None:
     """C diag(D) with clips s is C with clips s D."""
     scale = (1.0, 1.2, 0.7, 2.0, 1.5, 3.0)
     plain, scaled = BufferedToeplitz(1.0, (0.9,), (0.4,)), BufferedToeplitz(1.0, (0.9,), (0.4,), scale)
@@ -176,7 +178,7 @@ THETA, OMEGA = (0.9999528892, 0.9857068667), (0.0122853238, 0.1878393665)
 PHI = (0.9991333338233, 0.7864017317767)
 
 
-def test_jax_privacys_mechanism_has_interlacing_roots() -> None:
+def test_residues_of_jax_privacys_roots_match_its_published_weights() -> None:
     np.testing.assert_allclose(series.residues(THETA, PHI), OMEGA, rtol=1e-9)
     np.testing.assert_allclose(series.residues(PHI, THETA), (-5.17258988e-5, -0.2000729644), rtol=1e-8)
 
@@ -190,7 +192,9 @@ def test_jax_privacys_mechanism_has_interlacing_roots() -> None:
         (1_000_000, 4.166921440855, 18.64113540934),
     ],
 )
-def test_jax_privacys_mechanism_in_numbers(rounds: int, squared_norm: float, variance: float) -> None:
+def test_sensitivity_and_variance_of_jax_privacys_mechanism_match_golden_values(
+    rounds: int, squared_norm: float, variance: float
+) -> None:
     mechanism = BufferedToeplitz(1.0, THETA, PHI)
     assert mechanism.sensitivity(workload_of(rounds)) ** 2 == pytest.approx(squared_norm, rel=1e-9)
     assert mechanism.variance(workload_of(rounds))[-1] == pytest.approx(variance, rel=1e-9)
@@ -205,13 +209,15 @@ def test_jax_privacys_mechanism_in_numbers(rounds: int, squared_norm: float, var
         (100, 7, 5, 32.2731030912),
     ],
 )
-def test_separated_participation_in_numbers(rounds: int, gap: int, most: int, squared_norm: float) -> None:
+def test_sensitivity_of_separated_participation_matches_golden_values(
+    rounds: int, gap: int, most: int, squared_norm: float
+) -> None:
     found = BufferedToeplitz(1.0, (0.98, 0.7), (0.9, 0.3)).certified(separated(rounds, most, gap))
     assert found.exact
     assert found.value**2 == pytest.approx(squared_norm, rel=1e-10)
 
 
-def test_lambda_cgd_in_numbers() -> None:
+def test_sensitivity_and_variance_of_lambda_cgd_match_golden_values() -> None:
     mechanism = BufferedToeplitz(1.0, (0.96,), (0.0,))
     assert mechanism.sensitivity(workload_of(60)) == pytest.approx(3.558088080423, rel=1e-12)
     assert mechanism.variance(workload_of(60))[-1] == pytest.approx(1.046135746450**2, rel=1e-11)
@@ -221,7 +227,7 @@ def test_lambda_cgd_in_numbers() -> None:
     assert mechanism.sensitivity(workload_of(60, 1.0, 6, clips=clips)) == pytest.approx(24.580195976483, rel=1e-12)
 
 
-def test_roots_for_a_decay_are_roots_for_one_times_the_decay() -> None:
+def test_roots_for_a_decay_are_the_roots_for_decay_one_times_that_decay() -> None:
     mechanism = BufferedToeplitz(0.9, (0.9 * 0.95, 0.9 * 0.5), (0.9 * 0.8, 0.9 * 0.1))
     assert mechanism.variance(workload_of(60, 0.9))[-1] == pytest.approx(1.397445280669, rel=1e-11)
     assert mechanism.sensitivity(separated(60, 5, 12, 0.9)) ** 2 == pytest.approx(8.434140896455, rel=1e-11)

@@ -68,12 +68,12 @@ def matrix(mechanism: Mechanism, decay: float) -> Matrix:
     return np.linalg.solve(b, workload_matrix(ROUNDS, decay))
 
 
-def test_the_members_are_all_that_can_be_chosen() -> None:
+def test_members_of_these_tests_cover_every_selectable_mechanism() -> None:
     assert {type(mechanism) for mechanism in members(1.0)} == set(SELECTABLE_MECHANISMS)
 
 
 @every_member
-def test_json_and_options_make_it_again(decay: float, mechanism: Mechanism) -> None:
+def test_mechanism_is_restored_from_json_and_from_scenario_options(decay: float, mechanism: Mechanism) -> None:
     """Lists of JSON become tuples, and a scenario's keys give the same numbers."""
     assert mechanism_from_data(json.loads(json.dumps(mechanism.as_data()))) == mechanism
     options = MechanismOptions.model_validate(json.loads(json.dumps(mechanism.options())))
@@ -81,7 +81,7 @@ def test_json_and_options_make_it_again(decay: float, mechanism: Mechanism) -> N
 
 
 @every_member
-def test_columns_are_those_of_the_strategy(decay: float, mechanism: Mechanism) -> None:
+def test_column_norms_and_products_match_the_strategy_matrix(decay: float, mechanism: Mechanism) -> None:
     c = matrix(mechanism, decay)
     columns = mechanism.columns(workload_of(ROUNDS, decay))
     np.testing.assert_allclose(columns.squared_norms, np.sum(c**2, axis=0), rtol=1e-10)
@@ -90,7 +90,7 @@ def test_columns_are_those_of_the_strategy(decay: float, mechanism: Mechanism) -
 
 
 @every_member
-def test_noise_in_weighted_rows_is_that_of_streaming(decay: float, mechanism: Mechanism) -> None:
+def test_output_variances_of_weighted_rows_match_the_streamed_noise(decay: float, mechanism: Mechanism) -> None:
     rows = np.random.default_rng(1).normal(size=(4, ROUNDS))
     streamed = np.sum(apply_adjoint(NoiseStream(mechanism), rows) ** 2, axis=1)
     np.testing.assert_allclose(output_variances(mechanism, rows, workload_of(ROUNDS, decay)), streamed, rtol=1e-10)
@@ -100,7 +100,9 @@ def test_noise_in_weighted_rows_is_that_of_streaming(decay: float, mechanism: Me
 
 @every_member
 @pytest.mark.parametrize("rounds_per_epoch", [ROUNDS, 6])
-def test_raised_clips_cost_nothing(decay: float, mechanism: Mechanism, rounds_per_epoch: int) -> None:
+def test_clip_multipliers_leave_the_sensitivity_unchanged_for_every_record(
+    decay: float, mechanism: Mechanism, rounds_per_epoch: int
+) -> None:
     """Guarantee of `raised`: by brute force over the records of a fixed order every one costs the same."""
     plain = workload_of(ROUNDS, decay, rounds_per_epoch)
     factors = clip_multipliers(mechanism.columns(plain), plain)
@@ -113,7 +115,9 @@ def test_raised_clips_cost_nothing(decay: float, mechanism: Mechanism, rounds_pe
 
 
 @every_member
-def test_separated_participations_with_unequal_clips_are_covered(decay: float, mechanism: Mechanism) -> None:
+def test_sensitivity_bound_covers_separated_participations_with_unequal_clips(
+    decay: float, mechanism: Mechanism
+) -> None:
     """The row-wise bound is in every certificate: never below the worst pattern, and near it."""
     clips = np.random.default_rng(3).uniform(0.3, 2.0, ROUNDS)
     workload, c = separated(ROUNDS, 2, 9, decay, clips=clips), matrix(mechanism, decay) * clips
@@ -152,7 +156,7 @@ CASES = {**{name: (lambda key=key: objective(*key)) for name, key in GRID.items(
 
 @pytest.mark.every(4)
 @pytest.mark.parametrize("case", in_parts(CASES, [*list(GRID)[::6], *SPECIAL]))
-def test_no_named_mechanism_of_the_same_memory_is_one_percent_better(case: str) -> None:
+def test_no_listed_mechanism_of_the_same_memory_beats_the_automatic_choice_by_one_percent(case: str) -> None:
     wanted = CASES[case]()
     rivals = named(wanted.workload.decay)
     noises = [(rival.memory_vectors(wanted.workload), np.sqrt(wanted.evaluate(rival))) for rival in rivals]
@@ -166,7 +170,7 @@ def test_no_named_mechanism_of_the_same_memory_is_one_percent_better(case: str) 
 
 @pytest.mark.every(4)
 @pytest.mark.parametrize("case", [case for case in CASES if "16" in case or "separated" in case])
-def test_what_a_candidate_claims_is_what_its_mechanism_does(case: str) -> None:
+def test_noise_of_every_fitted_candidate_matches_its_evaluated_mechanism(case: str) -> None:
     """√J by filters against the certified sensitivity and the streamed noise."""
     wanted = CASES[case]()
     found = list(undominated_candidates(wanted, 4))
@@ -225,12 +229,14 @@ def test_noise_is_scaled_where_that_is_allowed() -> None:
         ("accelerated", 1, None, "independent"),
     ],
 )
-def test_choices(row: str, rounds: int, rounds_per_epoch: int | None, name: str) -> None:
+def test_automatic_fit_chooses_the_expected_mechanism(
+    row: str, rounds: int, rounds_per_epoch: int | None, name: str
+) -> None:
     found = fit_auto(objective(row, rounds, rounds_per_epoch))
     assert found.name.partition(" (0.")[0] == name
 
 
-def test_the_bound_on_memory_is_kept_down_to_nothing() -> None:
+def test_automatic_fit_respects_the_memory_limit_down_to_zero_vectors() -> None:
     wanted = objective("dp-ftrl", 60)
     assert fit_auto(wanted, 0).mechanism == fit_sizes(wanted)
     assert fit_auto(wanted, 1).vector_count == 1
@@ -238,18 +244,18 @@ def test_the_bound_on_memory_is_kept_down_to_nothing() -> None:
     assert noise == sorted(noise, reverse=True)
 
 
-def test_only_public_numbers_matter_and_the_choice_is_the_same_every_time() -> None:
+def test_automatic_fit_makes_the_same_choice_every_time() -> None:
     assert fit_auto(objective("unaccelerated", 40)) == fit_auto(objective("unaccelerated", 40))
 
 
 @pytest.mark.slow
-def test_scaled_noise_is_for_one_pass_with_equal_clips() -> None:
+def test_scaled_candidates_appear_only_for_one_pass_with_equal_clips() -> None:
     assert any(candidate.is_scaled for candidate in undominated_candidates(objective("dp-ftrl", 20), 4))
     for wanted in (objective("dp-ftrl", 20, 5), objective("online-to-batch", 20), apart(20)):
         assert not any(candidate.is_scaled for candidate in undominated_candidates(wanted, 4))
 
 
-def test_a_comparison_is_in_the_units_of_unit_sensitivity() -> None:
+def test_mechanism_comparison_reports_sensitivity_row_noise_memory_and_published_noise() -> None:
     wanted, asked = response("accelerated", 60), workload("accelerated", 60)
     found = compare_mechanism(IndependentGaussian(), wanted, asked)
     assert found.sensitivity.value == pytest.approx(np.sqrt(60))

@@ -33,7 +33,7 @@ MEMBERS: dict[str, tuple[Mechanism, InnerProducts, float]] = {
 
 
 @pytest.mark.parametrize("name", MEMBERS)
-def test_every_record_of_a_fixed_order_costs_what_the_worst_did(name: str) -> None:
+def test_fixed_order_scale_raises_every_record_to_the_cost_of_the_worst(name: str) -> None:
     mechanism, inner, lowest = MEMBERS[name]
     scale = fixed_order_scale(inner, PLAIN)
     scaled = workload_of(ROUNDS, 1.0, PLACES, clips=scale)
@@ -46,7 +46,7 @@ def test_every_record_of_a_fixed_order_costs_what_the_worst_did(name: str) -> No
     assert np.sum(np.log(scale)) > 0.0
 
 
-def test_no_other_scale_of_the_same_cost_is_larger_on_the_whole() -> None:
+def test_fixed_order_scale_has_the_largest_log_sum_among_scales_of_equal_cost() -> None:
     mechanism, inner, _ = MEMBERS["λ-CGD"]
     best = fixed_order_scale(inner, PLAIN)
     generator = np.random.default_rng(0)
@@ -63,7 +63,7 @@ def test_a_record_of_2000_rounds_has_a_scale() -> None:
     assert scale == pytest.approx(np.ones(2000))
 
 
-def test_toeplitz_columns() -> None:
+def test_toeplitz_inner_products_match_the_dense_matrix() -> None:
     generator = np.random.default_rng(2)
     coefficients = generator.uniform(size=5)
     c = sum(value * np.eye(12, k=-lag) for lag, value in enumerate(coefficients))
@@ -76,7 +76,7 @@ def test_toeplitz_columns() -> None:
 
 
 @pytest.mark.parametrize("clips", [np.ones(40), np.arange(1.0, 41.0), np.geomspace(1.0, 0.1, 40)])
-def test_in_one_pass_clips_are_raised_for_nothing(clips: Matrix) -> None:
+def test_column_scale_raises_clips_in_one_pass_without_more_sensitivity(clips: Matrix) -> None:
     plain = workload_of(40, clips=clips)
     strategy = CGD.strategy_series(40)
     members = ((CGD, series.column_squared_norms(strategy, 40)), (BinaryTree(), column_squared_norms(40, 1.0)))
@@ -88,7 +88,7 @@ def test_in_one_pass_clips_are_raised_for_nothing(clips: Matrix) -> None:
         assert mechanism.sensitivity(raised) == pytest.approx(mechanism.sensitivity(plain), rel=1e-12)
 
 
-def test_lambda_cgds_scale_has_a_closed_form_and_independents_is_balanced() -> None:
+def test_column_scales_of_lambda_cgd_and_independent_noise_match_their_closed_forms() -> None:
     plain, t = workload_of(60), np.arange(1, 61)
     scale = column_scale(series.column_squared_norms(CGD.strategy_series(60), 60), plain)
     np.testing.assert_allclose(scale**2, (1 - 0.96**120) / (1 - 0.96 ** (2 * (60 - t + 1.0))), rtol=1e-12)

@@ -55,12 +55,12 @@ def fitted(wanted: NoiseCost, pairs: int, last_free: bool = True) -> RootFit:
         fast=[(60, 2, 2.370437127), (600, 2, 3.140162313), (600, 3, 3.105023815)],
     ),
 )
-def test_golden_optima_of_prefix_sums(rounds: int, pairs: int, error: float) -> None:
+def test_fitted_largest_errors_of_prefix_sums_match_golden_optima(rounds: int, pairs: int, error: float) -> None:
     assert math.exp(fitted(last_prefix(rounds), pairs).loss / 2) == pytest.approx(error, rel=1e-8)
 
 
 @pytest.mark.slow
-def test_golden_optima_at_a_hundred_thousand_rounds() -> None:
+def test_fit_at_a_hundred_thousand_rounds_matches_jax_privacys_optimum() -> None:
     """jax-privacy's own fit: θ .9999528892, .9857068667 with a largest error of 5.2967471463."""
     two = fitted(last_prefix(100_000), 2)
     assert math.exp(two.loss / 2) == pytest.approx(5.2967471463, rel=1e-8)
@@ -68,7 +68,7 @@ def test_golden_optima_at_a_hundred_thousand_rounds() -> None:
     np.testing.assert_allclose(two.phi, (0.9991333338, 0.7864017318), rtol=1e-6)
 
 
-def test_golden_optimum_of_ftrl_in_ten_epochs() -> None:
+def test_fit_for_dp_ftrl_in_ten_epochs_matches_the_golden_optimum() -> None:
     found = fitted(objective("dp-ftrl", 600, 60), 2)
     assert math.exp(found.loss / 2) / math.sqrt(2) == pytest.approx(1.680199, rel=1e-6)
     np.testing.assert_allclose(found.theta, (0.972374, 0.440871), atol=1e-5)
@@ -87,7 +87,7 @@ LOSSES: dict[str, RootLoss] = {
 
 
 @pytest.mark.parametrize("name", LOSSES)
-def test_gradients_are_those_of_the_loss(name: str) -> None:
+def test_gradients_of_the_fitting_loss_match_finite_differences(name: str) -> None:
     loss, roots, step = LOSSES[name], np.array([0.88, 0.8, 0.6, 0.15]), 1e-6
     _, gradient = loss.evaluate(roots)
     numeric = [
@@ -98,7 +98,7 @@ def test_gradients_are_those_of_the_loss(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in LOSSES if "scaled" not in name])
-def test_a_loss_is_the_mechanisms_own_objective(name: str) -> None:
+def test_fitting_loss_equals_the_evaluated_cost_of_the_mechanism(name: str) -> None:
     """Filters against the certified sensitivity and the streamed noise; no fit is believed on its own word."""
     loss = LOSSES[name]
     assert isinstance(loss, PlainLoss)
@@ -108,7 +108,7 @@ def test_a_loss_is_the_mechanisms_own_objective(name: str) -> None:
 
 
 @pytest.mark.slow
-def test_a_fit_never_leaves_the_roots_that_are_certified() -> None:
+def test_fitted_roots_always_interlace_as_the_certificate_requires() -> None:
     for row in ROWS:
         for pairs in (1, 2, 3):
             found = fitted(objective(row, 40, 40), pairs)
@@ -146,7 +146,7 @@ def test_fits_are_deterministic() -> None:
     assert fitted(objective("unaccelerated", 60), 2) == fitted(objective("unaccelerated", 60), 2)
 
 
-def test_pairs_that_cancel_are_left_out() -> None:
+def test_root_pairs_that_cancel_are_left_out_of_the_fit() -> None:
     """Accelerated asks for λ-CGD: more roots only cancel, and would cost vectors and divide by small gaps."""
     found = fitted(objective("accelerated", 60), 3)
     assert len(found.theta) == 1
@@ -192,7 +192,7 @@ TREE, INDEPENDENT = BinaryTree(), IndependentGaussian()
         (cgd(1 - 2.5 / 600), "dp-mu2-fl", 600, None, 404.834889, 1e-7),
     ],
 )
-def test_output_noise(
+def test_output_noise_of_mechanisms_matches_golden_values(
     mechanism: Mechanism, row: str, rounds: int, rounds_per_epoch: int | None, std: float, tolerance: float
 ) -> None:
     assert output_noise(mechanism, row, rounds, rounds_per_epoch) == pytest.approx(std, rel=tolerance)
@@ -200,7 +200,7 @@ def test_output_noise(
 
 @pytest.mark.parametrize("row", ["accelerated", "dp-mu2-fl"])
 @pytest.mark.parametrize("rounds", [16, 60, 240, 600])
-def test_one_vector_comes_within_two_percent_of_the_least_noise(row: str, rounds: int) -> None:
+def test_lambda_cgd_with_one_vector_comes_within_two_percent_of_the_least_noise(row: str, rounds: int) -> None:
     mechanism = cgd(fit_lambda(objective(row, rounds)).theta[0])
     assert mechanism.memory_vectors(workload(row, rounds)) == 1
     assert output_noise(mechanism, row, rounds) <= 1.02 * least_output_noise(row, rounds)
@@ -208,7 +208,7 @@ def test_one_vector_comes_within_two_percent_of_the_least_noise(row: str, rounds
 
 @pytest.mark.parametrize("row", ["accelerated", "dp-mu2-fl"])
 @pytest.mark.parametrize("rounds", in_parts([6000, 100_000], long=[100_000]))
-def test_one_vector_comes_within_two_percent_at_many_rounds(row: str, rounds: int) -> None:
+def test_lambda_cgd_with_one_vector_comes_within_two_percent_at_many_rounds(row: str, rounds: int) -> None:
     wanted, asked = response(row, rounds), workload(row, rounds)
     assert wanted.output is not None
     mechanism = cgd(fit_lambda(make_noise_cost(wanted, asked)).theta[0])
@@ -218,7 +218,7 @@ def test_one_vector_comes_within_two_percent_at_many_rounds(row: str, rounds: in
 
 
 @pytest.mark.parametrize("rounds", [16, 60, 240, 600])
-def test_unaccelerated_comes_within_one_percent(rounds: int) -> None:
+def test_fit_for_the_unaccelerated_optimizer_comes_within_one_percent_of_the_least_noise(rounds: int) -> None:
     found = fitted(objective("unaccelerated", rounds), 2)
     mechanism = BufferedToeplitz(1.0, found.theta, found.phi)
     assert mechanism.memory_vectors(workload("unaccelerated", rounds)) <= 3
@@ -234,7 +234,9 @@ def test_unaccelerated_comes_within_one_percent(rounds: int) -> None:
         ("dp-ftrl", 240, 2.065),
     ],
 )
-def test_ftrl_with_two_buffers_and_a_scale(row: str, rounds: int, most: float) -> None:
+def test_scaled_two_buffer_noise_for_dp_ftrl_stays_within_a_given_factor_of_the_least_noise(
+    row: str, rounds: int, most: float
+) -> None:
     wanted = objective(row, rounds)
     found = fit_roots(ScaledLoss(wanted), 2, True, fit_lambda(wanted).theta)
     plain = BufferedToeplitz(1.0, found.theta, found.phi)
@@ -264,14 +266,14 @@ MECHANISMS = (
         ("dp-mu2-fl", 600, 60, 1700.509706, 1e-9),
     ],
 )
-def test_least_output_noise(
+def test_least_output_noise_matches_golden_bounds(
     row: str, rounds: int, rounds_per_epoch: int | None, bound: float, tolerance: float
 ) -> None:
     assert least_output_noise(row, rounds, rounds_per_epoch) == pytest.approx(bound, rel=tolerance)
 
 
 @pytest.mark.parametrize(("row", "bound"), [("dp-mu2-fl", 23.489131), ("accelerated", 24.327859)])
-def test_the_sharper_bound_of_the_queries(row: str, bound: float) -> None:
+def test_sharper_lower_bound_for_the_queries_matches_golden_values(row: str, bound: float) -> None:
     found = sharper_mean_bound(response(row, 60).queries, workload(row, 60), steps=500)
     assert found == pytest.approx(bound, rel=1e-6)
 
@@ -286,7 +288,7 @@ def test_the_sharper_bound_is_the_dense_optimum_for_prefix_sums(rounds: int, bes
 @pytest.mark.slow
 @given(data=st.data(), rounds=st.integers(1, 12), seed=st.integers(0, 2**32 - 1))
 @settings(max_examples=60, deadline=None)
-def test_no_mechanism_falls_below(data: st.DataObject, rounds: int, seed: int) -> None:
+def test_no_mechanism_falls_below_the_lower_bounds_on_noise(data: st.DataObject, rounds: int, seed: int) -> None:
     generator = np.random.default_rng(seed)
     rows, clips = generator.normal(size=(3, rounds)), generator.uniform(0.3, 3.0, rounds)
     gap, most = data.draw(st.integers(1, rounds)), data.draw(st.integers(1, 3))
@@ -300,6 +302,6 @@ def test_no_mechanism_falls_below(data: st.DataObject, rounds: int, seed: int) -
     assert all(cost.evaluate(mechanism) * least_mean >= least for mechanism in MECHANISMS)
 
 
-def test_the_objective_is_one_a_term_at_its_bound() -> None:
+def test_noise_objective_counts_one_for_every_term_where_a_mechanism_is_optimal() -> None:
     """One round: every mechanism is optimal in the output and in the only point."""
     assert objective("accelerated", 1).evaluate(IndependentGaussian()) == pytest.approx(2.0)

@@ -57,7 +57,7 @@ def random_order(size: int, epochs: int, seed: int) -> NDArray[np.int64]:
     return np.concatenate([generator.permutation(size) for _ in range(epochs)])
 
 
-def test_golden_orders() -> None:
+def test_record_squared_norms_of_two_permutations_match_golden_values() -> None:
     """α = 1/3, orders 2 0 1 and 2 1 0, all nodes and the released ones."""
     visits, clips = np.array([2, 0, 1, 2, 1, 0]), np.ones(6)
     every = visited_squared_norms(clips, visits, 6, 2 / 3, all_nodes=True)
@@ -66,7 +66,7 @@ def test_golden_orders() -> None:
     np.testing.assert_allclose(released, [2.197531, 2.888889, 3.124829], atol=5e-7)
 
 
-def test_golden_order_of_shifted_epochs() -> None:
+def test_record_squared_norms_of_shifted_epochs_match_golden_values() -> None:
     """The order of the golden run with fresh slots: N = 5, T = 13, α = 1/4, record (p - 1 + 2q) mod 5."""
     visits = np.array([(t % 5 + 2 * (t // 5)) % 5 for t in range(13)])
     golden = [5.34252497926, 3.66448885202, 3.20218753815, 3.13722229004, 5.14672851562]
@@ -76,7 +76,7 @@ def test_golden_order_of_shifted_epochs() -> None:
 
 @pytest.mark.parametrize("block", [1, 5, 8, 23])
 @pytest.mark.parametrize("decay", [0.0, 0.4, 0.9, 1.0])
-def test_every_record_is_counted_with_unequal_clips_and_restarts(decay: float, block: int) -> None:
+def test_record_squared_norms_match_node_sums_with_unequal_clips_and_restarts(decay: float, block: int) -> None:
     clips = np.random.default_rng(1).uniform(0.5, 2.0, 23)
     for seed in range(3):
         visits = FreshOrder(23, 5, seed).visits
@@ -87,7 +87,7 @@ def test_every_record_is_counted_with_unequal_clips_and_restarts(decay: float, b
 
 
 @pytest.mark.parametrize("period", [None, 6])
-def test_the_certificate_is_what_the_streamed_noise_says(period: int | None) -> None:
+def test_tree_sensitivity_under_fresh_permutations_matches_the_streamed_noise(period: int | None) -> None:
     """C = B⁻¹ A, with B measured from the noise of unit vectors: the farthest record, found by linear algebra."""
     import torch
 
@@ -109,14 +109,14 @@ def test_the_certificate_is_what_the_streamed_noise_says(period: int | None) -> 
     assert certified.value == pytest.approx(farthest, rel=1e-12)
 
 
-def test_a_fixed_order_is_one_of_the_permutations() -> None:
+def test_permutation_norms_of_a_fixed_order_match_the_fixed_order_formula() -> None:
     for rounds, size in ((13, 5), (64, 7), (40, 8)):
         visits = np.arange(rounds) % size
         fixed = record_squared_norms(np.ones(rounds), size, 0.9)
         np.testing.assert_allclose(fixed, visited_squared_norms(np.ones(rounds), visits, rounds, 0.9), rtol=1e-12)
 
 
-def test_the_papers_constants_are_charged_where_they_are_more() -> None:
+def test_papers_constant_is_charged_where_it_exceeds_the_exact_sensitivity() -> None:
     workload = Workload(FreshOrder(20, 5, 0), 0.8, np.ones(20))
     exact = BinaryTree(0.8).certified(workload)
     assert PaperTree(0.8, least=1.0).certified(workload) == exact
@@ -126,7 +126,7 @@ def test_the_papers_constants_are_charged_where_they_are_more() -> None:
 @pytest.mark.parametrize(
     ("size", "golden"), [(5, 4.3798), (7, 4.5969), (10, 4.4873), (11, 4.7941), (100, 4.9040), (1000, 4.9818)]
 )
-def test_golden_suprema_of_a_node(size: int, golden: float) -> None:
+def test_largest_node_weights_match_golden_suprema(size: int, golden: float) -> None:
     """2w over T = 64 N rounds, α = 1/N, above the printed 4 and below 2 (1 + e / (e - 1))."""
     rounds, decay = 64 * size, 1.0 - 1.0 / size
     largest = max(float(max_node_weights(rounds, size, decay, k).max()) for k in range(level_count(rounds)))
@@ -134,14 +134,14 @@ def test_golden_suprema_of_a_node(size: int, golden: float) -> None:
     assert 4.0 < 2.0 * largest <= 2.0 * (1.0 + decay / (1.0 - decay**size)) < 5.164
 
 
-def test_no_short_node_crosses_epochs_of_a_power_of_two() -> None:
+def test_largest_node_weight_for_power_of_two_epochs_is_a_geometric_series() -> None:
     decay = 63 / 64
     largest = max(float(max_node_weights(4096, 64, decay, k).max()) for k in range(level_count(4096)))
     assert 2.0 * largest == pytest.approx(3.1495, abs=5e-5)
     assert largest == pytest.approx(1.0 / (1.0 - decay**64), rel=1e-3)
 
 
-def test_a_nodes_largest_weight_is_that_of_brute_force() -> None:
+def test_largest_weight_of_every_node_matches_brute_force() -> None:
     """N = 3, 4 epochs: the best of all positions in each node alone."""
     size, epochs, decay = 3, 4, 0.7
     for level in range(4):
@@ -158,7 +158,9 @@ def test_a_nodes_largest_weight_is_that_of_brute_force() -> None:
 @pytest.mark.parametrize(
     ("size", "epochs", "golden"), [(3, 3, 12.322376), (3, 4, 15.322376), (5, 3, 11.212288), (4, 4, 17.563121)]
 )
-def test_golden_brute_force_over_paths_is_inside_the_bound(size: int, epochs: int, golden: float) -> None:
+def test_brute_force_norm_over_all_permutation_paths_is_within_the_bound(
+    size: int, epochs: int, golden: float
+) -> None:
     decay, paths = 1.0 - 1.0 / size, list(itertools.product(range(size), repeat=epochs))
     best = max(path_norm(path, size, decay) for path in paths)
     assert best == pytest.approx(golden, abs=5e-7)
@@ -195,7 +197,7 @@ def test_ten_thousand_random_orders_are_below_the_bound(size: int, epochs: int) 
 
 
 @pytest.mark.parametrize("rounds", [7, 11, 22, 23])
-def test_a_last_epoch_that_is_cut_is_below_the_bound_of_its_rounds(rounds: int) -> None:
+def test_norms_of_runs_with_a_cut_last_epoch_are_below_the_bound_of_their_rounds(rounds: int) -> None:
     bound = bound_over_orders(rounds, 5, 0.8)
     largest = max(
         float(visited_squared_norms(np.ones(rounds), FreshOrder(rounds, 5, seed).visits, rounds, 0.8).max())
@@ -208,7 +210,9 @@ def test_a_last_epoch_that_is_cut_is_below_the_bound_of_its_rounds(rounds: int) 
     ("size", "epochs", "realized", "any_order"),
     [(50, 20, 1.004, 1.439), (64, 20, 0.870, 1.090), (100, 10, 0.985, 1.332), (250, 14, 1.012, 1.470)],
 )
-def test_noise_relative_to_a_fixed_order(size: int, epochs: int, realized: float, any_order: float) -> None:
+def test_noise_of_fresh_permutations_relative_to_a_fixed_order_matches_golden_ratios(
+    size: int, epochs: int, realized: float, any_order: float
+) -> None:
     """α = 1/N.  Realized ratios are means over ten other orders than the golden ones', hence 3 %."""
     rounds, decay = size * epochs, 1.0 - 1.0 / size
     fixed = float(record_squared_norms(np.ones(rounds), size, decay).max())
@@ -232,26 +236,26 @@ OTHERS: list[Mechanism] = [
 
 @pytest.mark.parametrize("mechanism", OTHERS, ids=lambda mechanism: mechanism.name)
 @pytest.mark.parametrize("order", [ORDER, FreshOrder(12, 12, 3)], ids=["three epochs", "one"])
-def test_every_other_mechanism_refuses_fresh_permutations(mechanism: Mechanism, order: FreshOrder) -> None:
+def test_every_mechanism_but_the_tree_refuses_fresh_permutations(mechanism: Mechanism, order: FreshOrder) -> None:
     decay = 0.0 if isinstance(mechanism, IndependentGaussian) else 0.5
     with pytest.raises(InputError, match=r'binary tree alone: use algorithm\.mechanism = "tree".*order = "fixed"'):
         mechanism.certified(Workload(order, decay, np.ones(12)))
 
 
-def test_clips_that_grow_late_are_refused() -> None:
+def test_clip_multipliers_are_refused_under_fresh_permutations() -> None:
     workload = Workload(ORDER, 0.5, np.ones(12))
     with pytest.raises(InputError, match="binary tree alone"):
         clip_multipliers(BinaryTree(0.5).columns(workload), workload)
 
 
 @pytest.mark.parametrize("rounds", [1, 4, 5, 11, 12])
-def test_most_rounds_of_a_record_are_counted_for_integers(rounds: int) -> None:
+def test_integer_runs_count_the_most_rounds_of_any_record(rounds: int) -> None:
     workload = Workload(FreshOrder(rounds, 4, 2), 0.9, np.ones(rounds))
     assert participations_per_record(workload) == int(np.bincount(workload.schedule.visits).max())  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("decay", [0.9, 0.3])
-def test_no_neighbours_of_integers_are_farther_than_what_is_charged(decay: float) -> None:
+def test_no_neighbours_on_integers_are_farther_apart_than_the_charged_sensitivity(decay: float) -> None:
     """Replace-one neighbours under a realized order, at random and as far as they go, through the integer tree."""
     radius, rounds, trials = 3, 9, 4000
     generator, ball = np.random.default_rng(6), disc(radius)

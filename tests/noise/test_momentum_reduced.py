@@ -55,7 +55,7 @@ every_kind = pytest.mark.parametrize("kind", KINDS)
 every_size = pytest.mark.parametrize(("rounds_per_epoch", "rounds"), SIZES)
 
 
-def test_the_cover_is_compose() -> None:
+def test_tree_cover_of_an_interval_matches_the_papers_compose() -> None:
     for first in range(1, 40):
         for last in range(first - 1, 70):
             assert [(end - (1 << k) + 1, end) for k, end in cover(first, last)] == compose(first, last)
@@ -76,7 +76,7 @@ def test_the_nodes_counted_are_those_the_reconstruction_touches() -> None:
     assert difference_nodes(13, 5) == {(6, 6), (7, 8), (8, 8), (9, 10), (9, 12), (11, 11), (13, 13)}
 
 
-def test_golden_energies_of_the_four_groups() -> None:
+def test_squared_norms_of_the_four_noise_groups_match_golden_values() -> None:
     found = SlidingDifferences(5, 0.3, 1.0, 1.0, 0.1, decay=0.75).squared_norms(workload(13, 5))
     golden = [
         [4.056884765625, 4.44140625, 5.125, 4.5625, 2.740478515625],
@@ -88,7 +88,7 @@ def test_golden_energies_of_the_four_groups() -> None:
         assert group == pytest.approx(expected, rel=1e-13)
 
 
-def test_golden_mu_of_every_record() -> None:
+def test_mu_of_every_record_matches_golden_values() -> None:
     """h = ℓ = 2 and η = 0.1 at α = 0.25, with the golden standard deviations."""
     mechanism = dataclasses.replace(trees(SlidingDifferences, 5), difference=0.1 * 5, residual=0.1)
     groups = zip(mechanism.squared_norms(workload(13, 5)), mechanism.stds, strict=True)
@@ -98,7 +98,7 @@ def test_golden_mu_of_every_record() -> None:
 
 
 @every_size
-def test_energies_are_those_of_a_loop_over_nodes_and_records(rounds_per_epoch: int, rounds: int) -> None:
+def test_squared_norms_match_a_loop_over_nodes_and_records(rounds_per_epoch: int, rounds: int) -> None:
     mechanism = dataclasses.replace(trees(SlidingDifferences, rounds_per_epoch), difference=3.0, residual=0.5)
     found = mechanism.squared_norms(workload(rounds, rounds_per_epoch, clips=2.0))
     nodes = gradient_nodes(rounds, rounds_per_epoch)
@@ -115,7 +115,9 @@ def test_energies_are_those_of_a_loop_over_nodes_and_records(rounds_per_epoch: i
 
 @every_size
 @pytest.mark.parametrize("movement", [0.1, None])
-def test_energies_of_the_aligned_trees(rounds_per_epoch: int, rounds: int, movement: float | None) -> None:
+def test_squared_norms_of_aligned_trees_match_one_tree_per_epoch(
+    rounds_per_epoch: int, rounds: int, movement: float | None
+) -> None:
     """Every epoch has a tree over its own places; a clipped residual moves alike in all rounds but the first."""
     mechanism = dataclasses.replace(trees(AlignedDifferences, rounds_per_epoch), movement=movement)
     found = mechanism.squared_norms(workload(rounds, rounds_per_epoch))
@@ -146,7 +148,7 @@ def test_variances_are_the_sums_of_squared_coefficients(
     assert max(len(state) for _, state in streamed) == mechanism.memory_vectors(work)
 
 
-def test_golden_variances() -> None:
+def test_variances_of_sliding_trees_match_golden_values() -> None:
     variance = 0.25**2 * trees(SlidingDifferences, 5).variance(workload(13, 5))
     golden = {1: 0.0002125, 7: 0.000378650671243668, 10: 0.000325807335630059, 13: 0.000318237682698055}
     assert {t: variance[t - 1] for t in golden} == pytest.approx(golden, rel=1e-12)
@@ -206,7 +208,7 @@ def literal_noise(rounds: int, rounds_per_epoch: int, mixing: float, decay: floa
 
 
 @every_size
-def test_the_stream_is_the_literal_reconstruction(rounds_per_epoch: int, rounds: int) -> None:
+def test_streamed_noise_equals_the_literal_reconstruction(rounds_per_epoch: int, rounds: int) -> None:
     mechanism = trees(SlidingDifferences, rounds_per_epoch)
     assert isinstance(mechanism, SlidingDifferences)
     numbers = {"gradient": 1, "difference": 2, "residual": 3}
@@ -221,7 +223,7 @@ def test_the_stream_is_the_literal_reconstruction(rounds_per_epoch: int, rounds:
 
 
 @every_size
-def test_the_aligned_stream_is_its_definition(rounds_per_epoch: int, rounds: int) -> None:
+def test_streamed_noise_of_aligned_trees_equals_its_definition(rounds_per_epoch: int, rounds: int) -> None:
     def fresh(t: int) -> torch.Tensor:
         place = (t - 1) % rounds_per_epoch + 1
         own, whole = (place & -place).bit_length() - 1, (t & -t).bit_length() - 1
@@ -235,7 +237,7 @@ def test_the_aligned_stream_is_its_definition(rounds_per_epoch: int, rounds: int
 
 
 @every_kind
-def test_replicates_with_other_deviations_stream_together(kind: type[DifferenceTrees]) -> None:
+def test_replicates_with_different_standard_deviations_stream_as_if_alone(kind: type[DifferenceTrees]) -> None:
     one, other = trees(kind, 5), dataclasses.replace(trees(kind, 5), std_early=1.0, std_late=2.0)
     column = {
         name: torch.tensor([[getattr(one, name)], [getattr(other, name)]], dtype=torch.float64)
@@ -252,7 +254,7 @@ def test_replicates_with_other_deviations_stream_together(kind: type[DifferenceT
 @every_kind
 @pytest.mark.parametrize("shares", ["best", "equal"])
 @pytest.mark.parametrize(("rounds_per_epoch", "rounds"), [(5, 23), (50, 500), (8, 9), (1, 7), (7, 7)])
-def test_calibration_costs_at_most_the_clip(
+def test_sensitivity_of_calibrated_trees_is_at_most_the_clip(
     kind: type[DifferenceTrees], shares: str, rounds_per_epoch: int, rounds: int
 ) -> None:
     """With shares λ that sum to 1 the parts add up to at most 1: μ ≤ 1/σ."""
@@ -263,7 +265,7 @@ def test_calibration_costs_at_most_the_clip(
 
 
 @every_kind
-def test_the_best_shares_have_the_least_noise(kind: type[DifferenceTrees]) -> None:
+def test_best_shares_of_the_privacy_budget_have_the_least_mean_variance(kind: type[DifferenceTrees]) -> None:
     """At the size where the shares just add up, μ = 1/σ, no other split has a smaller mean variance."""
     work = workload(500, 50, decay=1.0 - 1 / 50)
     best = calibrate_trees(trees(kind, 50, decay=1.0 - 1 / 50), work, "best")
@@ -279,7 +281,7 @@ def test_the_best_shares_have_the_least_noise(kind: type[DifferenceTrees]) -> No
 
 
 @pytest.mark.parametrize(("rounds_per_epoch", "epochs"), [(8, 20), (50, 10), (64, 7), (101, 9)])
-def test_the_papers_size_is_enough(rounds_per_epoch: int, epochs: int) -> None:
+def test_noise_sized_by_the_paper_is_more_than_exact_counting_needs(rounds_per_epoch: int, epochs: int) -> None:
     """Its ρ = 2/σ² is what it is sized for; exact counting of the same noise gives less."""
     alpha, rounds = 1.0 / rounds_per_epoch, rounds_per_epoch * epochs
     step = 1.0 / math.sqrt(rounds_per_epoch * rounds)
@@ -334,7 +336,7 @@ def test_the_least_charge_is_in_the_largest_clip(kind: type[DifferenceTrees]) ->
 
 @every_kind
 @pytest.mark.parametrize(("named", "build"), REFUSED, ids=[named for named, _ in REFUSED])
-def test_what_has_no_certificate_or_size_is_refused(
+def test_difference_trees_refuse_runs_without_a_known_sensitivity_or_noise_size(
     kind: type[DifferenceTrees], named: str, build: Callable[[DifferenceTrees], object]
 ) -> None:
     with pytest.raises(InputError, match=named):
@@ -342,7 +344,7 @@ def test_what_has_no_certificate_or_size_is_refused(
 
 
 @pytest.mark.parametrize("place", range(1, 6))
-def test_no_path_of_bounded_steps_moves_a_node_farther(place: int) -> None:
+def test_straight_path_attains_the_bounds_on_gradient_differences(place: int) -> None:
     """Gradient x L w with x = ±1, the iterate in a straight line: the differences' bounds are attained."""
     rounds_per_epoch, rounds, decay, step, smoothness = 5, 13, 0.75, 0.1, 2.0
     path = {t: step * (t - 1) for t in range(1, rounds + 1)}
@@ -362,7 +364,7 @@ def test_no_path_of_bounded_steps_moves_a_node_farther(place: int) -> None:
     assert 4 * bound.residual[place - 1] == pytest.approx(moved(prefix_nodes(rounds), residual))
 
 
-def test_one_record_moves_releases_less_than_accounted() -> None:
+def test_mahalanobis_distance_of_neighbouring_releases_is_at_most_the_sensitivity() -> None:
     """Mahalanobis distance of the released momenta of neighbours, on a fixed path, against the accountant's μ."""
     rounds, rounds_per_epoch, decay, step = 23, 5, 0.75, 0.1
     for kind in KINDS:
@@ -376,7 +378,7 @@ def test_one_record_moves_releases_less_than_accounted() -> None:
             assert distance <= mechanism.sensitivity(workload(rounds, rounds_per_epoch))
 
 
-def test_a_papers_tree_is_charged_by_its_largest_clip_and_is_exact_up_to_what_counting_gives() -> None:
+def test_paper_tree_charges_the_larger_of_the_papers_constant_and_the_exact_count() -> None:
     work = workload_of(4, clips=[1.0, 2.0, 1.0, 0.5])
     counted = PaperTree().attained_sensitivity(work)
     assert counted.exact

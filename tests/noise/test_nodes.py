@@ -19,7 +19,7 @@ def weights_of_nodes(rounds: int, rounds_per_epoch: int, alpha: float) -> float:
     return BinaryTree(1.0 - alpha).sensitivity(workload_of(rounds, 1.0 - alpha, rounds_per_epoch)) ** 2
 
 
-def test_the_cover_has_the_form_the_tree_relies_on() -> None:
+def test_tree_cover_partitions_an_interval_into_few_aligned_nodes() -> None:
     assert compose(3, 13) == [(3, 4), (5, 8), (9, 12), (13, 13)]
     assert compose(4, 8) == [(4, 4), (5, 8)]
     assert compose(1, 0) == []
@@ -34,11 +34,11 @@ def test_the_cover_has_the_form_the_tree_relies_on() -> None:
 
 
 @pytest.mark.parametrize("rounds", [1, 6, 13, 64, 65])
-def test_one_left_node_ends_at_every_round(rounds: int) -> None:
+def test_exactly_one_released_node_ends_at_every_round(rounds: int) -> None:
     assert prefix_nodes(rounds) == {(t - (t & -t) + 1, t) for t in range(1, rounds + 1)}
 
 
-def test_golden_energies_of_every_record() -> None:
+def test_tree_squared_norms_of_every_record_match_golden_values() -> None:
     golden = [4.78737208619714, 4.17755037546158, 4.09342288970947, 2.84059143066406, 3.056884765625]
     assert tree.record_squared_norms(np.ones(13), 5, 0.75) == pytest.approx(golden, rel=1e-13)
     assert weights_of_nodes(13, 5, 0.25) == pytest.approx(golden[0], rel=1e-13)
@@ -55,7 +55,7 @@ def test_golden_energies_of_every_record() -> None:
         (50, 5000, 365.3, 1, 2.87),
     ],
 )
-def test_what_exact_counting_gains(
+def test_gain_of_exact_counting_over_the_papers_count_matches_golden_ratios(
     rounds_per_epoch: int, rounds: int, released: float, digits: int, ratio: float
 ) -> None:
     """W and the paper's node noise over the exact one, 2 √V / √W, at α = 1/N."""
@@ -74,11 +74,13 @@ def paper_printed(rounds: int, rounds_per_epoch: int) -> float:
 
 
 @pytest.mark.parametrize(("rounds_per_epoch", "rounds", "corrected"), [(8, 9, 8), (7, 64, 45), (100, 1000, 81)])
-def test_the_papers_count_with_whole_epochs(rounds_per_epoch: int, rounds: int, corrected: float) -> None:
+def test_papers_node_count_with_whole_epochs_matches_golden_values(
+    rounds_per_epoch: int, rounds: int, corrected: float
+) -> None:
     assert paper_node_count(rounds, rounds_per_epoch) == corrected
 
 
-def test_the_corrected_count_bounds_every_record() -> None:
+def test_corrected_node_count_bounds_the_nodes_of_every_record() -> None:
     for rounds_per_epoch in range(1, 20):
         for rounds in range(1, 5 * rounds_per_epoch + 8):
             assert most_nodes(rounds, rounds_per_epoch) <= paper_node_count(rounds, rounds_per_epoch)
@@ -101,7 +103,7 @@ def test_mu_is_the_mahalanobis_distance_of_the_momenta(place: int) -> None:
     assert distance == pytest.approx(alpha * step_of_h * math.sqrt(squared_norm) / std, rel=1e-12)
 
 
-def test_published_node_counts_of_a_single_pass() -> None:
+def test_node_counts_of_a_single_pass_match_published_values() -> None:
     counts = [4, 3, 3, 2, 3, 2, 2, 1, 3, 2, 2, 1, 1]
     np.testing.assert_array_equal(tree.column_squared_norms(13, 1.0), counts)
 
@@ -114,7 +116,7 @@ def test_the_first_round_is_in_the_most_nodes_and_the_others_in_fewer(rounds: in
     assert np.all(counts[1:] <= levels - 1)
 
 
-def test_published_noise_factors_with_decay() -> None:
+def test_variance_factors_with_decay_match_published_values() -> None:
     expected = {1: 1, 6: 1.31640625, 7: 1.740478515625, 8: 1, 13: 1.618813514709, 15: 1.758296463639}
     variance = tree.row_squared_norms(15, 0.75)
     for t, factor in expected.items():
@@ -129,7 +131,9 @@ def test_without_decay_the_variance_counts_set_bits(rounds: int) -> None:
 
 @given(rounds=st.integers(1, 300), rounds_per_epoch=st.integers(1, 40), decay=st.floats(0.0, 1.0))
 @settings(deadline=None)
-def test_equal_clips_are_a_short_cut_to_the_same_weights(rounds: int, rounds_per_epoch: int, decay: float) -> None:
+def test_shortcut_for_equal_clips_gives_the_same_squared_norms(
+    rounds: int, rounds_per_epoch: int, decay: float
+) -> None:
     barely_unequal = np.ones(rounds)
     barely_unequal[-1] += 1e-15
     equal, unequal = (
@@ -143,7 +147,7 @@ def test_equal_clips_are_a_short_cut_to_the_same_weights(rounds: int, rounds_per
     [(0.5, 0.2, 13, 0.7, 1.428571428571), (0.1, 0.3, 8, 1.0, 0.519615242271)],
 )
 @pytest.mark.parametrize("rounds", [1, 3, 5])
-def test_published_guarantees_of_periodic_trees(
+def test_mu_of_periodic_trees_matches_published_guarantees(
     first: float, other: float, period: int, std: float, mu: float, rounds: int
 ) -> None:
     """Anchors of another sensitivity than the steps between them: μ does not depend on the number of periods."""
@@ -154,7 +158,7 @@ def test_published_guarantees_of_periodic_trees(
 
 @given(rounds=st.integers(1, 70), rounds_per_epoch=st.integers(1, 80), decay=st.floats(0.0, 1.0))
 @settings(deadline=None)
-def test_weights_are_those_of_the_node_by_node_loop(rounds: int, rounds_per_epoch: int, decay: float) -> None:
+def test_tree_squared_norms_match_a_node_by_node_loop(rounds: int, rounds_per_epoch: int, decay: float) -> None:
     expected = squared_norms(prefix_nodes(rounds), rounds_per_epoch, decay)[: min(rounds_per_epoch, rounds)]
     np.testing.assert_allclose(
         tree.record_squared_norms(np.ones(rounds), rounds_per_epoch, decay), expected, rtol=1e-11

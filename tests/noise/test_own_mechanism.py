@@ -74,12 +74,12 @@ def test_nobody_replaces_a_mechanism_of_fedpriv(name: str) -> None:
         (type("Mute", (Echo,), {"words": ""}), "needed are `words`"),
     ],
 )
-def test_what_is_no_mechanism_gets_no_name(kind: Any, words: str) -> None:
+def test_invalid_mechanism_classes_are_refused_by_add_mechanism(kind: Any, words: str) -> None:
     with pytest.raises(InputError, match=words):
         add_mechanism(kind)
 
 
-def test_a_name_that_nobody_added_names_those_there_are() -> None:
+def test_unknown_mechanism_name_is_refused_with_the_list_of_known_names() -> None:
     USER_MECHANISMS.clear()
     with pytest.raises(InputError, match="'independent', 'scheduled', 'tree'"):
         cell_of()
@@ -138,13 +138,13 @@ def test_a_measured_certificate_is_accepted_and_one_that_is_lower_is_not(
 
 @pytest.mark.parametrize("trust", ["untrusted", "trusted", "secure-aggregation"])
 @pytest.mark.parametrize("epochs", [1, 2])
-def test_it_runs_on_both_engines_and_is_read_back(trust: str, epochs: int) -> None:
+def test_custom_mechanism_agrees_on_both_engines_and_survives_the_ledger(trust: str, epochs: int) -> None:
     cell = cell_of(trust, federation={"silos": 3, "rounds": 8, "epochs": epochs})
     assert all(isinstance(stream.mechanism, Echo) for stream in agreed(cell))
 
 
 @pytest.mark.slow
-def test_a_folder_is_shown_and_its_claim_computed_again_where_its_file_is_named(tmp_path: Path) -> None:
+def test_results_of_a_custom_mechanism_are_shown_and_recomputed_only_with_fedpriv_import(tmp_path: Path) -> None:
     tree = small_tree(algorithm={**ECHO, "trust": "trusted"}, privacy={"relation": "replace-one", "mu": 1.0})
     results = fedpriv.run(tree, out=str(tmp_path / "run"))
     assert results.cells[0].privacy.mu == pytest.approx(1.0, rel=1e-9)
@@ -164,12 +164,12 @@ def test_a_folder_is_shown_and_its_claim_computed_again_where_its_file_is_named(
 
 
 @pytest.mark.parametrize("allow", [{}, {"extensions": EXTENSION}])
-def test_no_guard_adds_its_noise(tmp_path: Path, allow: dict[str, Any]) -> None:
+def test_guard_refuses_to_add_noise_of_a_custom_mechanism(tmp_path: Path, allow: dict[str, Any]) -> None:
     guard = guard_for(tmp_path, *random_records(), **allow)
     with pytest.raises(RunError, match=r"algorithm.mechanism = 'echo' is none of fedpriv's, and those alone add"):
         guard.answer("run", scenario(algorithm=ECHO), 1, torch.zeros(7850, dtype=torch.float64))
 
 
-def test_integers_are_refused_before_round_1() -> None:
+def test_custom_mechanism_is_refused_on_integers() -> None:
     with pytest.raises(InputError, match="mechanism 'echo' is none of fedpriv's, and those alone run on integers"):
         released_as_integers(cell_of(), 2e4)

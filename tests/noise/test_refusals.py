@@ -136,7 +136,9 @@ FACTORED = [
 
 
 @pytest.mark.parametrize(("build", "named"), BUILT, ids=[named for _, named in BUILT])
-def test_what_is_no_mechanism_or_has_no_certificate_is_refused(build: Callable[[], object], named: str) -> None:
+def test_invalid_mechanisms_workloads_and_uncertified_runs_are_refused(
+    build: Callable[[], object], named: str
+) -> None:
     with pytest.raises(InputError, match=named):
         build()
 

@@ -56,12 +56,12 @@ CLOSED: dict[str, Callable[[int], Floats]] = {
 
 @pytest.mark.parametrize("row", ROWS)
 @pytest.mark.parametrize("rounds", [1, 2, 3, 17])
-def test_the_output_has_its_closed_form(row: str, rounds: int) -> None:
+def test_output_response_of_every_optimizer_matches_its_closed_form(row: str, rounds: int) -> None:
     np.testing.assert_allclose(-response(row, rounds).output, CLOSED[row](rounds), atol=1e-14)
 
 
 @pytest.mark.parametrize("row", ROWS)
-def test_the_map_is_what_the_optimizer_does_to_unit_vectors(row: str) -> None:
+def test_noise_response_matches_the_optimizer_run_on_unit_vectors(row: str) -> None:
     """Forwards, with the projection active nowhere: columns of the map, from inputs that are unit vectors."""
     rounds = 9
     optimizer, estimator = ROWS[row]
@@ -79,14 +79,16 @@ def test_the_map_is_what_the_optimizer_does_to_unit_vectors(row: str) -> None:
     np.testing.assert_allclose(found.queries, columns[: len(found.queries)], atol=1e-8)
 
 
-def test_a_published_query_counts_once() -> None:
+def test_output_that_is_also_a_query_counts_once() -> None:
     """DP-μ²-FL's output is x_T, which was asked at; the others publish a point of their own."""
     assert len(response("dp-mu2-fl", 12).queries) == 11
     assert len(response("accelerated", 12).queries) == 12
 
 
 @pytest.mark.parametrize("row", ["accelerated", "dp-ftrl, momentum"])
-def test_segments_do_not_change_the_map(row: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_computing_the_noise_response_in_segments_does_not_change_its_values(
+    row: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     whole = response(row, 23)
     monkeypatch.setattr(cost, "_SEGMENT_ROUNDS", 4)
     in_parts = response(row, 23)
@@ -101,7 +103,7 @@ def test_queries_are_spaced_evenly_and_few_beyond_6000_rounds() -> None:
     assert len(rows_response(6001).queries) == 16
 
 
-def test_rows_are_themselves() -> None:
+def test_response_of_the_rows_is_the_identity_without_an_output() -> None:
     found = rows_response(5)
     assert found.output is None
     np.testing.assert_array_equal(found.queries, np.eye(5))
@@ -117,7 +119,7 @@ def test_rows_are_themselves() -> None:
     ],
     ids=lambda mechanism: type(mechanism).__name__,
 )
-def test_a_mechanisms_rows_are_those_of_its_streamed_noise(
+def test_adjoint_rows_of_a_mechanism_match_its_streamed_noise(
     mechanism: Mechanism, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cost, "_SEGMENT_ROUNDS", 5)
@@ -126,6 +128,6 @@ def test_a_mechanisms_rows_are_those_of_its_streamed_noise(
     np.testing.assert_allclose(apply_adjoint(NoiseStream(mechanism), weights), expected, atol=1e-13)
 
 
-def test_noise_of_several_fresh_vectors_a_round_has_no_such_rows() -> None:
+def test_adjoint_rows_are_refused_for_several_fresh_vectors_per_round() -> None:
     with pytest.raises(ValueError, match="several fresh vectors"):
         NoiseStream(AlignedDifferences(4, 0.1, 1.0, 1.0, None, decay=0.9))

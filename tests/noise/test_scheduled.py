@@ -39,7 +39,7 @@ def test_the_worst_record_is_charged_exactly(decay: float, rounds: int, epoch: i
     assert columns.inner(np.arange(rounds)) == pytest.approx(matrix.T @ matrix, rel=1e-12)
 
 
-def test_the_papers_formula_for_any_schedule() -> None:
+def test_single_pass_sensitivity_matches_the_papers_formula_for_any_noise_schedule() -> None:
     """Reshef & Levy: ρ = 2S √(Σ_t 1/σ_t²) under replace-one, so the distance is S √(Σ_t 1/d_t²)."""
     workload = workload_of(8, clips=118.1)
     expected = 118.1 * math.sqrt(sum(size**-2 for size in SIZES))
@@ -48,7 +48,7 @@ def test_the_papers_formula_for_any_schedule() -> None:
     assert same.sensitivity(workload) == pytest.approx(IndependentGaussian().sensitivity(workload) / 2.0)
 
 
-def test_noise_has_the_sizes_and_nothing_is_kept() -> None:
+def test_scheduled_noise_has_its_given_sizes_and_keeps_no_state() -> None:
     mechanism = ScheduledGaussian(SIZES)
     for size, (noise, state) in zip(SIZES, stream(mechanism, torch.ones(8, 3)), strict=True):
         assert noise.tolist() == pytest.approx([size] * 3)
@@ -59,7 +59,7 @@ def test_noise_has_the_sizes_and_nothing_is_kept() -> None:
 
 @pytest.mark.parametrize("row", ["dp-mu2-fl", "accelerated", "unaccelerated", "dp-ftrl"])
 @pytest.mark.parametrize("epoch", [None, 6])
-def test_fitted_sizes_are_the_best(row: str, epoch: int | None) -> None:
+def test_fitted_noise_sizes_have_the_least_cost(row: str, epoch: int | None) -> None:
     """No other sizes do better: the product is Σ m √w, and 200 nearby schedules lie above."""
     wanted = objective(row, 24, epoch)
     best = fit_sizes(wanted)
@@ -76,7 +76,7 @@ def test_fitted_sizes_are_the_best(row: str, epoch: int | None) -> None:
         assert wanted.evaluate(ScheduledGaussian(tuple(other.tolist()))) >= value * (1 - 1e-6)
 
 
-def test_the_output_of_rows_that_sum_sums_is_near_its_bound_without_any_state() -> None:
+def test_fitted_noise_schedule_for_the_accelerated_optimizer_beats_independent_noise() -> None:
     """Accelerated-DP-SRGD at T = 60: √(J/2) of 1.0575 where independent noise has 1.2168."""
     wanted = objective("accelerated", 60)
     assert math.sqrt(wanted.evaluate(fit_sizes(wanted)) / 2) == pytest.approx(1.0575, abs=5e-5)
@@ -84,7 +84,7 @@ def test_the_output_of_rows_that_sum_sums_is_near_its_bound_without_any_state() 
 
 
 @pytest.mark.parametrize("row", ["dp-ftrl", "dp-ftrl, momentum", "accelerated"])
-def test_rounds_between_the_queries_that_are_looked_at_get_no_free_noise(row: str) -> None:
+def test_fit_on_some_queries_adds_little_noise_in_the_rounds_between_them(row: str) -> None:
     """A fit of 200 rounds looks at 64 queries: in all of them its noise is what it is in those."""
     some, every = objective(row, 200), make_noise_cost(response(row, 200, 200), workload(row, 200))
     sizes = fit_sizes(some)
@@ -116,21 +116,21 @@ def test_rounds_within_the_distance_of_two_queries_count_like_the_lighter_neighb
     assert fit_sizes(cost).sizes == pytest.approx(sizes, rel=1e-12)
 
 
-def test_where_every_sum_counts_alike_so_does_its_noise() -> None:
+def test_fitted_noise_sizes_are_at_most_one_where_every_running_sum_counts_equally() -> None:
     """Momentum's theorem asks for the mean noise of the sums; 64 of 300 are looked at, all have the same noise."""
     sizes = fit_sizes(make_noise_cost(rows_response(300), workload_of(300, 0.9))).sizes
     assert max(sizes) <= 1.0 + 1e-9
 
 
 @pytest.mark.parametrize("rounds", [65, 300, 6000, 10_000])
-def test_queries_of_one_round_each_leave_no_free_noise_where_the_output_counts(rounds: int) -> None:
+def test_fitted_noise_sizes_are_at_most_one_for_single_round_queries_and_an_output(rounds: int) -> None:
     """DP-FTRL without momentum: a query is the sum of one round, and the output is a row beside the queries."""
     published = NoiseResponse(rows_response(rounds).queries, np.eye(rounds)[-1])
     assert max(fit_sizes(make_noise_cost(published, workload_of(rounds, 0.0))).sizes) <= 1.0 + 1e-9
 
 
 @pytest.mark.parametrize(("decay", "epoch"), list(itertools.product([0.0, 0.7, 1.0], [2, 5, 12])))
-def test_how_far_a_record_can_have_moved_each_sum(decay: float, epoch: int) -> None:
+def test_largest_displacement_of_each_running_sum_matches_brute_force(decay: float, epoch: int) -> None:
     clips = np.linspace(2.0, 1.0, 12)
     workload = workload_of(12, decay, epoch, clips=clips)
     moved = [
@@ -140,14 +140,14 @@ def test_how_far_a_record_can_have_moved_each_sum(decay: float, epoch: int) -> N
     assert max_displacements(workload) == pytest.approx(moved, rel=1e-12)
 
 
-def test_what_is_written_is_read() -> None:
+def test_scheduled_noise_is_restored_from_its_data_and_options() -> None:
     mechanism = ScheduledGaussian(SIZES, 0.5)
     assert mechanism_from_data(json.loads(json.dumps(mechanism.as_data()))) == mechanism
     options = MechanismOptions.model_validate(mechanism.options())
     assert make_mechanism("scheduled", workload_of(8, 0.5), options) == mechanism
 
 
-def test_separated_participations_are_covered() -> None:
+def test_sensitivity_bound_covers_separated_participations() -> None:
     """Guarantee: never below the worst of all patterns."""
     workload = separated(8, 3, 2, 0.8, clips=CLIPS)
     worst = farthest(dense(workload), workload)

@@ -62,7 +62,9 @@ def mechanisms(draw: st.DrawFn, decay: float, period: int | None) -> Mechanism:
 
 @given(data=st.data(), rounds=st.integers(1, 24), decay=decays)
 @settings(max_examples=300, deadline=None)
-def test_fixed_order_is_exact_for_every_mechanism(data: st.DataObject, rounds: int, decay: float) -> None:
+def test_fixed_order_sensitivity_is_exact_for_every_mechanism(
+    data: st.DataObject, rounds: int, decay: float
+) -> None:
     rounds_per_epoch = data.draw(st.integers(max(1, rounds // 8), 30))
     period = data.draw(st.one_of(st.none(), st.integers(1, 30)))
     mechanism = data.draw(mechanisms(decay, period))
@@ -74,7 +76,7 @@ def test_fixed_order_is_exact_for_every_mechanism(data: st.DataObject, rounds: i
 
 @given(data=st.data(), rounds=st.integers(1, 12), decay=decays)
 @settings(max_examples=300, deadline=None)
-def test_separated_patterns_are_exact_or_say_that_they_are_bounds(
+def test_sensitivity_of_separated_rounds_is_exact_or_marked_as_a_bound(
     data: st.DataObject, rounds: int, decay: float
 ) -> None:
     most, gap, period = data.draw(st.integers(1, 4)), data.draw(st.integers(1, 14)), data.draw(PERIODS)
@@ -89,7 +91,7 @@ def test_separated_patterns_are_exact_or_say_that_they_are_bounds(
 
 
 @pytest.mark.parametrize(("bands", "reason"), [(1, "squares add up"), (3, "squares add up"), (4, "by search")])
-def test_a_separation_of_at_least_the_bands_is_exact_for_any_clips(bands: int, reason: str) -> None:
+def test_banded_sensitivity_of_separated_rounds_is_exact_for_unequal_clips(bands: int, reason: str) -> None:
     clips = np.array([1.0, 5.0, 2.0, 4.0, 4.0, 0.5, 3.0, 2.0])
     mechanism, workload = BandedSquareRoot(1.0, bands), separated(8, 2, 3, clips=clips)
     found, worst = mechanism.certified(workload), farthest(factor(mechanism, workload), workload)
@@ -98,7 +100,7 @@ def test_a_separation_of_at_least_the_bands_is_exact_for_any_clips(bands: int, r
     assert found.value == pytest.approx(worst)
 
 
-def test_the_number_of_participations_counts_also_without_overlap() -> None:
+def test_sensitivity_counts_the_maximum_participations_where_columns_do_not_overlap() -> None:
     mechanism, workload = BandedSquareRoot(1.0, 2), separated(12, 2, 3)
     worst = farthest(factor(mechanism, workload), workload)
     assert mechanism.sensitivity(workload) == pytest.approx(worst)
@@ -113,7 +115,7 @@ def test_the_bound_of_a_periodic_tree_counts_its_last_short_tree() -> None:
 
 @given(st.integers(1, 9), st.integers(1, 4), st.integers(1, 4), decays, st.sampled_from([None, 3, 4]))
 @settings(max_examples=60, deadline=None)
-def test_a_tree_with_equal_clips_and_separated_rounds_is_bounded(
+def test_tree_sensitivity_with_equal_clips_and_separated_rounds_is_the_worst_pattern(
     rounds: int, most: int, gap: int, decay: float, period: int | None
 ) -> None:
     mechanism, workload = BinaryTree(decay, period), separated(rounds, most, gap, decay, period, 2.0)
@@ -121,20 +123,20 @@ def test_a_tree_with_equal_clips_and_separated_rounds_is_bounded(
     assert worst * (1 - 1e-12) <= mechanism.sensitivity(workload) <= worst * (1 + 1e-12)
 
 
-def test_rows_tighten_a_tree_with_equal_clips() -> None:
+def test_tree_sensitivity_with_separated_rounds_matches_golden_values() -> None:
     """Counted level by level it is 6.000, 14.25 and 11.747, by rows alone 5.4772, 13.27 and 10.583."""
     for numbers, expected in {(60, 5, 12): 5.4772, (600, 10, 60): 12.8841, (1000, 10, 100): 10.4881}.items():
         assert BinaryTree().sensitivity(separated(*numbers)) == pytest.approx(expected, abs=1e-4)
 
 
 @pytest.mark.parametrize("mechanism", [IndependentGaussian(), BandedSquareRoot(0.8, 5)], ids=str)
-def test_equal_clips_are_exact_for_any_separation(mechanism: Mechanism) -> None:
+def test_sensitivity_with_equal_clips_and_separated_rounds_is_exact(mechanism: Mechanism) -> None:
     assert mechanism.certified(separated(10, 3, 2, 0.8, clips=2.0)).exact
 
 
 @given(data=st.data(), rounds=st.integers(1, 10), decay=decays, seed=st.integers(0, 2**32 - 1))
 @settings(max_examples=150, deadline=None)
-def test_no_pair_of_neighbours_with_vector_increments_is_farther_apart(
+def test_no_neighbours_with_vector_increments_are_farther_apart_than_the_sensitivity(
     data: st.DataObject, rounds: int, decay: float, seed: int
 ) -> None:
     """Two data sets whose running sums differ in one record, increments in R^3 of every clip norm."""
@@ -160,7 +162,7 @@ def test_opposite_records_attain_the_replace_one_distance(mechanism: Mechanism) 
     assert 2 * mechanism.sensitivity(workload) == pytest.approx(opposite(mechanism, workload), rel=1e-12)
 
 
-def test_the_papers_single_pass_noise() -> None:
+def test_single_pass_sensitivity_matches_the_papers_noise_formula() -> None:
     """Reshef & Levy: σ² = 4S²T/ρ², so the sensitivity is S√T."""
     workload = workload_of(600, clips=118.1)
     assert IndependentGaussian().sensitivity(workload) == pytest.approx(118.1 * math.sqrt(600), rel=1e-14)
@@ -177,7 +179,7 @@ def test_clips_that_grow_towards_their_limit_are_charged_round_by_round() -> Non
 
 
 @pytest.mark.parametrize(("rounds", "gain"), [(16, 0.11), (60, 0.09), (240, 0.07)])
-def test_clipping_the_first_leaf_tighter_is_free(rounds: int, gain: float) -> None:
+def test_tighter_clipping_of_the_first_tree_leaf_lowers_the_sensitivity(rounds: int, gain: float) -> None:
     levels = rounds.bit_length()
     clips = np.ones(rounds)
     plain = BinaryTree().sensitivity(workload_of(rounds, clips=clips))
@@ -193,7 +195,7 @@ def pattern_of(workload: Workload) -> MinSeparation:
 
 @given(data=st.data(), rounds=st.integers(1, 14))
 @settings(deadline=None)
-def test_the_heaviest_pattern_is_the_heaviest(data: st.DataObject, rounds: int) -> None:
+def test_heaviest_pattern_has_the_largest_weight_of_all_allowed_patterns(data: st.DataObject, rounds: int) -> None:
     weights = np.array(data.draw(st.lists(st.floats(0.0, 9.0), min_size=rounds, max_size=rounds)))
     workload = separated(rounds, data.draw(st.integers(1, 4)), data.draw(st.integers(1, 16)))
     best = max(sum(weights[list(chosen)]) for chosen in patterns(workload))
@@ -212,7 +214,7 @@ def test_single_pass_formulas_hold_up_to_ten_million_rounds(rounds: int, decay: 
     assert BinaryTree(decay).sensitivity(workload) ** 2 == pytest.approx(nodes, rel=1e-9)
 
 
-def test_many_epochs_of_unequal_clips_match_the_matrix() -> None:
+def test_sensitivity_over_many_epochs_of_unequal_clips_matches_the_dense_matrix() -> None:
     workload = workload_of(96, 0.97, 7, clips=np.random.default_rng(3).uniform(0.5, 2.0, 96))
     for mechanism in (IndependentGaussian(), BinaryTree(0.97), BandedSquareRoot(0.97, 20)):
         assert 2 * mechanism.sensitivity(workload) == pytest.approx(opposite(mechanism, workload), rel=1e-11)
@@ -228,7 +230,7 @@ def test_a_record_takes_part_no_more_often_than_the_rounds_allow(rounds: int, mo
 
 @given(data=st.data(), rounds=st.integers(1, 14), rows=st.integers(1, 5))
 @settings(deadline=None)
-def test_it_is_the_heaviest_pattern_of_every_row(data: st.DataObject, rounds: int, rows: int) -> None:
+def test_heaviest_patterns_of_all_rows_match_each_row_alone(data: st.DataObject, rounds: int, rows: int) -> None:
     line = st.lists(st.floats(0.0, 9.0), min_size=rounds, max_size=rounds)
     weights = np.array(data.draw(st.lists(line, min_size=rows, max_size=rows)))
     pattern = MinSeparation(rounds, data.draw(st.integers(1, 5)), data.draw(st.integers(1, 16)))
@@ -254,7 +256,7 @@ def test_the_search_finds_the_worst_pattern(data: st.DataObject, rounds: int, pe
     assert found.value == pytest.approx(moved, rel=1e-12)
 
 
-def test_it_is_exact_where_columns_do_not_overlap() -> None:
+def test_sensitivity_from_rows_is_exact_where_columns_do_not_overlap() -> None:
     workload = separated(7, 3, 2, clips=[1.0, 3.0, 1.0, 2.0, 0.5, 4.0, 1.0])
     found = sensitivity_from_rows(toeplitz_inner(np.array([1.0]), 7), workload, pattern_of(workload))
     assert found.value == pytest.approx(np.sqrt(9 + 4 + 16))
@@ -269,7 +271,7 @@ def test_participations_are_searched_for_up_to_2000_rounds(rounds: int, searched
     assert (found.exact, found.value) == ((True, pytest.approx(math.sqrt(2))) if searched else (False, 1.5))
 
 
-def test_a_search_that_is_cut_short_is_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pattern_search_that_stops_early_still_gives_an_upper_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     """Guarantee of `farthest_pattern`: whatever is left to be tried promises at least its worst pattern."""
     draw = np.random.default_rng(3)
     for _ in range(60):

@@ -22,12 +22,12 @@ def test_a_series_times_its_inverse_is_one(decay: float, bands: int) -> None:
     np.testing.assert_allclose(product, np.eye(1, 5000)[0], atol=1e-13)
 
 
-def test_a_slowly_falling_series_does_not_settle_early() -> None:
+def test_inverse_of_a_slowly_falling_series_is_not_cut_off_early() -> None:
     coefficients = np.array([1.0, -0.9999])
     np.testing.assert_allclose(series.inverse(coefficients, 20_000), 0.9999 ** np.arange(20_000), rtol=1e-10)
 
 
-def test_as_many_equal_entries_as_coefficients_but_one_are_no_end_of_a_series() -> None:
+def test_series_inverse_continues_after_a_long_run_of_equal_entries() -> None:
     """Here entries 1 to 2,047 are equal, and the next one is not."""
     rest = -1e-3 * (1.0 - 1e-3) ** np.arange(2047)
     coefficients = np.concatenate([[1.0], rest])
@@ -41,12 +41,12 @@ def test_as_many_equal_entries_as_coefficients_but_one_are_no_end_of_a_series() 
     np.testing.assert_allclose(inverted, expected, rtol=1e-9)
 
 
-def test_the_square_root_series_far_out() -> None:
+def test_millionth_square_root_coefficient_matches_its_asymptotic_value() -> None:
     far = series.square_root(1.0, 1_000_000)[-1]
     assert far == pytest.approx(1 / math.sqrt(math.pi * 999_999), rel=1e-6)
 
 
-def test_a_million_rounds_of_banded_noise() -> None:
+def test_variance_of_banded_noise_over_a_million_rounds_grows_linearly() -> None:
     """The variance grows like t/c(1)², the mean over rounds like half of it."""
     rounds, bands = 1_000_000, 8
     workload = Workload(FixedOrder(rounds, rounds), 1.0, np.ones(rounds))
@@ -56,7 +56,7 @@ def test_a_million_rounds_of_banded_noise() -> None:
     assert np.mean(variance) == pytest.approx(rounds / total**2 / 2, rel=1e-4)
 
 
-def test_bands_buy_error_at_the_same_guarantee() -> None:
+def test_more_bands_lower_the_error_at_the_same_privacy_guarantee() -> None:
     """Noise for μ = 1 times its growth: doubling few bands helps, and the square root beats the tree."""
     rounds = 512
     workload = Workload(FixedOrder(rounds, rounds), 1.0, np.ones(rounds))

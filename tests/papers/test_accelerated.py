@@ -37,15 +37,15 @@ def factor_in_mpmath(n: int, delta: str) -> mpmath.mpf:
 
 
 @pytest.mark.parametrize("n", [1000, 60_000, 10**9])
-def test_the_factor(n: int) -> None:
+def test_the_realizable_factor_matches_an_evaluation_with_fifty_digits(n: int) -> None:
     assert realizable_factor(n, 1e-5) == pytest.approx(float(factor_in_mpmath(n, "1e-5")), rel=1e-13)
 
 
-def test_the_factor_is_about_twenty_one_thousand_for_mnist() -> None:
+def test_the_realizable_factor_is_about_21_thousand_for_mnist() -> None:
     assert realizable_factor(60_000, 1e-5) == pytest.approx(21_420, abs=0.5)
 
 
-def test_realizable_numbers_by_hand() -> None:
+def test_realizable_parameters_match_a_calculation_by_hand() -> None:
     """n = 10^8, p = 10^10, ε = 2: √p/(ε√n) = 5, n^{1/4} = 100, n^{3/4} = 10^6."""
     problem = problem_of(10**8, dimension=10**10, epsilon=2.0, delta=1e-9, lipschitz=3.0, smoothness=0.5)
     factor = float(factor_in_mpmath(10**8, "1e-9"))
@@ -63,12 +63,12 @@ def test_realizable_numbers_by_hand() -> None:
     assert asked.whole_rounds * asked.whole_batch <= 10**8 < (asked.whole_rounds + 1) * asked.whole_batch
 
 
-def test_noise_matters_less_than_one_in_beta() -> None:
+def test_realizable_beta_ignores_noise_in_dimension_one() -> None:
     asked = realizable_parameters(problem_of(dimension=1), RADIUS)
     assert asked.beta == pytest.approx(float(factor_in_mpmath(60_000, "1e-5")) ** 2 * 2.0 / 10.0, rel=1e-12)
 
 
-def test_realizable_at_mnist_is_refused_in_words() -> None:
+def test_realizable_parameters_for_mnist_are_refused_with_a_batch_below_one() -> None:
     asked = realizable_parameters(MNIST, RADIUS)
     assert asked.refusal is not None
     assert "335,237 rounds of B = 0.179 examples" in asked.refusal
@@ -78,7 +78,7 @@ def test_realizable_at_mnist_is_refused_in_words() -> None:
         _ = asked.whole_batch
 
 
-def test_the_realizable_formula_can_be_run_from_1014903_examples_on() -> None:
+def test_realizable_parameters_exist_from_1014903_examples_on() -> None:
     """n^{3/4} = c_DP at δ = 1e-5, solved in mpmath."""
     with mpmath.workdps(30):
         root = mpmath.findroot(lambda n: n**0.75 - factor_in_mpmath(n, "1e-5"), 1e6)
@@ -87,7 +87,7 @@ def test_the_realizable_formula_can_be_run_from_1014903_examples_on() -> None:
     assert realizable_parameters(problem_of(1_014_903), RADIUS).refusal is None
 
 
-def test_non_realizable_numbers_by_hand() -> None:
+def test_non_realizable_parameters_match_a_calculation_by_hand() -> None:
     """c = M R / L = 15: β = (240 + 8) L n^{3/2} / (R n) = 248 · 2 · √n / 10, clip = 124 · 2."""
     asked = non_realizable_parameters(problem_of(40_000), RADIUS)
     assert (asked.rounds, asked.batch) == (pytest.approx(200.0), pytest.approx(200.0))
@@ -100,7 +100,7 @@ def test_non_realizable_numbers_by_hand() -> None:
 
 
 @pytest.mark.parametrize(("epsilon", "least"), [(1.0, 1.084), (8.0, 11.94)])
-def test_the_noise_that_corollary_9_prints_is_too_small_for_what_it_claims(epsilon: float, least: float) -> None:
+def test_the_printed_noise_of_corollary_9_is_too_small_for_its_epsilon(epsilon: float, least: float) -> None:
     """Guarantee of `sigma`: a tree node's noise by the printed formula, in mpmath, and the ε it really has."""
     asked = realizable_parameters(replace(MNIST, epsilon=epsilon), RADIUS)
     with mpmath.workdps(30):
@@ -114,7 +114,7 @@ def test_the_noise_that_corollary_9_prints_is_too_small_for_what_it_claims(epsil
     assert asked.sigma > asked.printed_sigma
 
 
-def test_the_noise_that_corollary_13_prints_is_private_and_twice_as_much_as_needed() -> None:
+def test_the_printed_noise_of_corollary_13_is_private_and_over_twice_what_is_needed() -> None:
     asked = non_realizable_parameters(replace(MNIST, epsilon=8.0), RADIUS)
     relative = MNIST.smoothness * RADIUS / MNIST.lipschitz
     factor = (16.0 * math.sqrt(2.0) * relative + 8.0 * math.sqrt(2.0)) * MNIST.lipschitz
@@ -124,7 +124,7 @@ def test_the_noise_that_corollary_13_prints_is_private_and_twice_as_much_as_need
     assert 2.0 * asked.sigma < asked.printed_sigma
 
 
-def test_the_two_bounds_on_the_batch_meet_where_the_theorem_ends() -> None:
+def test_the_two_bounds_on_the_batch_meet_at_the_largest_dimension_of_the_theorem() -> None:
     n, epsilon = 10_000, 0.01
     limit = round((epsilon * n) ** 2)
     at, beyond = (
@@ -138,21 +138,21 @@ def test_the_two_bounds_on_the_batch_meet_where_the_theorem_ends() -> None:
     assert beyond.beta == pytest.approx(4 * at.beta)
 
 
-def test_beta_is_at_least_twice_smoothness_times_rounds_whatever_the_batch() -> None:
+def test_non_realizable_beta_is_at_least_twice_smoothness_times_rounds() -> None:
     for epsilon, smoothness in itertools.product((1.0, 0.01, 0.001), (1e-3, 1.0, 1e3)):
         # the second bound on B holds from ε = 0.0015 down
         asked = non_realizable_parameters(problem_of(smoothness=smoothness, epsilon=epsilon), RADIUS)
         assert holds(asked)["2 M T ≤ β"]
 
 
-def test_a_batch_below_one_is_refused_here_too() -> None:
+def test_non_realizable_parameters_with_a_batch_below_one_are_refused() -> None:
     asked = non_realizable_parameters(replace(MNIST, epsilon=1e-6), RADIUS)
     assert asked.batch == pytest.approx(1e-6 * 60_000**1.5 / math.sqrt(7850))
     assert asked.batch < 1.0
     assert asked.refusal is not None
 
 
-def test_delta_above_one_over_n_and_too_rough_a_loss_break_conditions() -> None:
+def test_a_delta_above_one_over_n_or_too_large_a_smoothness_breaks_a_condition() -> None:
     assert not holds(realizable_parameters(problem_of(delta=1e-4), RADIUS))["δ ≤ 1/n"]
     assert holds(realizable_parameters(problem_of(delta=1 / 60_000), RADIUS))["δ ≤ 1/n"]
     rough = 1.01 * realizable_parameters(MNIST, RADIUS).beta
@@ -160,7 +160,7 @@ def test_delta_above_one_over_n_and_too_rough_a_loss_break_conditions() -> None:
 
 
 @pytest.mark.parametrize("key", ["epsilon", "delta", "lipschitz", "smoothness", "radius"])
-def test_what_means_nothing_is_refused(key: str) -> None:
+def test_accelerated_parameters_refuse_constants_of_zero(key: str) -> None:
     changed, radius = (MNIST, 0.0) if key == "radius" else (problem_of(**{key: 0.0}), RADIUS)  # type: ignore[arg-type]
     for theorem in (realizable_parameters, non_realizable_parameters):
         with pytest.raises(InputError, match=key):

@@ -22,7 +22,7 @@ def second(rule: str, before: float, square: float) -> float:
 
 
 @pytest.mark.parametrize("rule", ["adagrad", "yogi", "adam"])
-def test_a_server_is_its_paper(rule: str) -> None:
+def test_adaptive_servers_match_the_formulas_of_reddi_et_al_by_coordinate(rule: str) -> None:
     adaptive = {"yogi": FedYogi(ETA, B1, TAU, B2), "adam": FedAdam(ETA, B1, TAU, B2)}
     server = FedAdagrad(ETA, B1, TAU) if rule == "adagrad" else adaptive[rule]
     released = draw_normals(1, 20, 3)
@@ -37,7 +37,7 @@ def test_a_server_is_its_paper(rule: str) -> None:
     assert server.output(states[-1]).tolist() == pytest.approx(x, rel=1e-12)
 
 
-def test_the_clip_finds_the_quantile_of_the_norms() -> None:
+def test_the_adaptive_clip_converges_to_the_median_of_the_norms() -> None:
     """Norms 0.01 … 1.00, without noise: the clip ends at the median, and the inner server gets clip · mean."""
     norms, weight = torch.arange(1, 101, dtype=torch.float64) / 100, 0.3
     server = QuantileClipping(ProjectedSGD(0.0, math.inf), weight, 0.5, 0.2)
@@ -54,14 +54,14 @@ def test_the_clip_finds_the_quantile_of_the_norms() -> None:
     assert moved.output(state).tolist() == [-2.0]
 
 
-def test_a_clip_stays_a_number_whatever_is_released() -> None:
+def test_the_adaptive_clip_never_falls_below_its_minimum() -> None:
     server = QuantileClipping(ProjectedSGD(1.0, math.inf), 0.01, 0.5, 10.0)
     *_, state = drive(server, vectors(0.0, 1.0), [vectors(0.0, 1e6)])
     assert float(state.clip) == MIN_ADAPTIVE_CLIP
 
 
 @pytest.mark.parametrize(("cohort", "noise_on_moves"), [(100, 1.00504), (20, 1.15470)])
-def test_noise_on_moves_and_count_is_the_papers_split(cohort: int, noise_on_moves: float) -> None:
+def test_noise_on_updates_and_count_is_split_as_andrew_et_al_print_it(cohort: int, noise_on_moves: float) -> None:
     """With ρ = z_Δ/σ_b and σ_b = B/20, one release of clip κ at z = 1 is z_Δ^-2 + (2σ_b)^-2 = z^-2 (their 2.2)."""
     count_noise = cohort / 20
     weight = noise_on_moves / count_noise

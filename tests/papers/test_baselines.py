@@ -15,14 +15,14 @@ def failing(conditions: tuple[Condition, ...]) -> list[str]:
     return [condition.text for condition in conditions if not condition.holds]
 
 
-def test_phases_halve_and_steps_quarter() -> None:
+def test_phase_lengths_halve_and_phase_steps_quarter() -> None:
     assert [phased.phase_step_factor(i) for i in (1, 2, 3)] == [0.25, 0.0625, 0.015625]
     assert phased.make_phases(64).lengths == (32, 16, 8, 4, 2, 1)
     assert phased.make_phases(60_000, batch=250).lengths == (120, 60, 30, 15, 7, 3, 1)
 
 
 @pytest.mark.parametrize(("examples", "batch"), [(100, 1), (1000, 7), (60_000, 600)])
-def test_phases_never_read_more_than_there_is(examples: int, batch: int) -> None:
+def test_phases_never_use_more_examples_than_exist(examples: int, batch: int) -> None:
     assert phased.make_phases(examples, batch).rounds_per_epoch * batch < examples
 
 
@@ -32,18 +32,18 @@ def test_too_few_examples_for_a_phase_are_refused(examples: int, batch: int) -> 
         phased.make_phases(examples, batch)
 
 
-def test_the_suggested_step_by_hand() -> None:
+def test_the_suggested_step_of_phased_sgd_matches_a_calculation_by_hand() -> None:
     """(D/L) min{4/100, μ/(2·10)} = 2·min{0.04, μ/20}."""
     assert phased.suggested_step(10_000, 100, lipschitz=3.0, diameter=6.0, mu=4.0) == pytest.approx(0.08)
     assert phased.suggested_step(10_000, 100, lipschitz=3.0, diameter=6.0, mu=0.2) == pytest.approx(0.02)
 
 
-def test_the_contraction_condition_is_two_over_smoothness_for_the_first_phase() -> None:
+def test_the_first_phase_may_step_up_to_two_over_smoothness() -> None:
     assert failing(phased.step_conditions(step=8.0, smoothness=1.0)) == []
     assert failing(phased.step_conditions(step=8.1, smoothness=1.0)) == ["η/4 ≤ 2/smoothness"]
 
 
-def test_noisy_minibatch_by_hand() -> None:
+def test_noisy_minibatch_parameters_match_a_calculation_by_hand() -> None:
     """n = 100, R = 25, ε = 4, δ = e^-2, L = 3: σ² = 8·9·25·2/(10⁴·16), K = 100·√(4/100)."""
     setting = noisy_minibatch.parameters_by_moments(100, 25, 4.0, math.exp(-2.0), 3.0)
     assert setting.sigma**2 == pytest.approx(8 * 9 * 25 * 2 / 160_000)
@@ -53,7 +53,7 @@ def test_noisy_minibatch_by_hand() -> None:
     assert failing(larger.conditions) == ["ε ≤ 2 ln(1/δ)"]
 
 
-def test_noisy_minibatch_by_advanced_composition_by_hand() -> None:
+def test_noisy_minibatch_parameters_by_advanced_composition_match_a_calculation_by_hand() -> None:
     """δ = 2 e^-8: K = 1000·2/(4·√(2·36·8)) = 20.8, σ² = 256·36·ln(2.5·36·20/(1000 δ))·8/(10⁶·4)."""
     delta = 2.0 * math.exp(-8.0)
     setting = noisy_minibatch.parameters_by_advanced_composition(1000, 36, 2.0, delta, 1.0)
@@ -62,7 +62,7 @@ def test_noisy_minibatch_by_advanced_composition_by_hand() -> None:
     assert failing(setting.conditions) == []
 
 
-def test_few_rounds_ask_for_more_records_than_there_are_and_a_small_epsilon_for_one() -> None:
+def test_few_rounds_break_the_batch_condition_and_a_small_epsilon_gives_batch_one() -> None:
     setting = noisy_minibatch.parameters_by_moments(100, 1, 5.0, 1e-5, 1.0)
     assert setting.batch == 111
     assert failing(setting.conditions) == ["K ≤ n"]
@@ -70,7 +70,7 @@ def test_few_rounds_ask_for_more_records_than_there_are_and_a_small_epsilon_for_
 
 
 @pytest.mark.parametrize("power", [1.0, 2.0, 3.5])
-def test_increments_of_online_to_batch_stay_below_their_bound(power: float) -> None:
+def test_online_to_batch_increments_stay_below_their_bound(power: float) -> None:
     """Random Huber losses, G-Lipschitz and H-smooth; queries are averages of points on a ball of diameter D."""
     generator = np.random.default_rng(5)
     lipschitz, smoothness, diameter, rounds, dimension = 2.0, 3.0, 1.5, 60, 4
@@ -94,10 +94,10 @@ def test_increments_of_online_to_batch_stay_below_their_bound(power: float) -> N
     assert 0.1 < largest <= 1.0
 
 
-def test_the_linear_bound_is_that_of_dp_mu2_fl() -> None:
+def test_the_increment_bound_of_linear_weights_is_that_of_dp_mu2_fl() -> None:
     assert increment_bound(17, 1.0, 39.6, 392.5, 0.1) == pytest.approx(39.6 + 2 * 392.5 * 0.1)
 
 
-def test_a_condition_that_is_an_equality_holds_in_spite_of_rounding() -> None:
+def test_conditions_that_are_equalities_hold_despite_rounding() -> None:
     assert Condition("", 0.1 + 0.2, 0.3).holds
     assert not Condition("", 0.3 + 1e-9, 0.3).holds

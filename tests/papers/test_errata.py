@@ -12,13 +12,13 @@ from fedpriv.papers.tran_cutkosky import paper_node_count
 
 
 @pytest.mark.parametrize(("claimed", "true"), [(10.0, 10.3939), (15.0, 17.3717), (24.3816, 33.4044)])
-def test_lemma_8s_conversion_is_false_for_large_mu(claimed: float, true: float) -> None:
+def test_lemma_8_underestimates_epsilon_for_large_mu(claimed: float, true: float) -> None:
     factor = math.sqrt(2.0 * math.log(1.25 / 1e-5))
     assert epsilon_of(claimed / factor, 1e-5) == pytest.approx(true, abs=5e-4)
     assert epsilon_of(8.42 / factor, 1e-5) <= 8.421  # up to here it holds
 
 
-def test_the_corollaries_conversion_at_half_of_delta_is_false_from_8_54() -> None:
+def test_the_corollaries_conversion_at_half_delta_fails_from_epsilon_8_54() -> None:
     factor = math.sqrt(2.0 * math.log(2.5 / 1e-5))
     assert epsilon_of(8.53 / factor, 5e-6) <= 8.53
     assert epsilon_of(8.54 / factor, 5e-6) > 8.54
@@ -40,12 +40,12 @@ def largest_weight(records: int, epochs: int) -> float:
 @pytest.mark.parametrize(
     ("records", "golden"), [(5, 4.3798), (7, 4.5969), (10, 4.4873), (11, 4.7941), (100, 4.9040), (64, 3.1495)]
 )
-def test_theorem_4s_4_alpha_g_fails_for_fresh_permutations(records: int, golden: float) -> None:
+def test_the_bound_4_alpha_g_of_theorem_4_fails_for_fresh_permutations(records: int, golden: float) -> None:
     assert 2.0 * largest_weight(records, 64) == pytest.approx(golden, abs=5e-5)
     assert golden < 2.0 * (1.0 + math.e / (math.e - 1.0))
 
 
-def test_two_permutations_attain_more_than_4_alpha_g() -> None:
+def test_random_permutations_exceed_the_printed_bound_4_alpha_g() -> None:
     """By brute force: in some order of three epochs of 5 records a node moves by more than the printed bound."""
     records, decay = 5, 0.8
     weights = []
@@ -59,7 +59,7 @@ def test_two_permutations_attain_more_than_4_alpha_g() -> None:
     assert 2.0 * largest_weight(5, 64) > 4.0
 
 
-def test_theorem_6s_last_term_is_below_its_own_lemma() -> None:
+def test_the_last_term_of_theorem_6_is_below_the_noise_of_its_own_lemma() -> None:
     """At N = 1,000, d = 50, ε = 4 the printed 12 gives 3.425, and three times Lemma 12's noise is 6.48."""
     records, dimension, epsilon = 1000, 50, 4.0
     rounds = first_rounds(records, dimension, epsilon)
@@ -70,14 +70,14 @@ def test_theorem_6s_last_term_is_below_its_own_lemma() -> None:
     assert nodes / math.log2(int(rounds)) <= 4.0 * math.log2(rounds) * rounds / records
 
 
-def test_a_node_of_differences_moves_by_more_than_is_printed() -> None:
+def test_a_tree_node_of_differences_moves_by_3_16_for_a_thousand_records() -> None:
     """δ_Δ = 2ηN: with G's factor 2 and L a node moves by 2 ηNL times its weight, 3.16 for N = 1,000."""
     decay = 1.0 - 1.0 / 1000
     weight = 1.0 / (1.0 - decay**1000)
     assert 2.0 * weight == pytest.approx(3.16, abs=5e-3)
 
 
-def test_a_replaced_record_moves_an_anchors_mean_by_2_l_over_b() -> None:
+def test_a_replaced_record_moves_the_anchor_mean_by_twice_the_printed_bound() -> None:
     """Lemma 6.3 prints L/B: gradients of opposite directions are 2L apart."""
     batch, lipschitz = 8, 1.0
     gradients = np.tile([lipschitz, 0.0], (batch, 1))

@@ -59,7 +59,7 @@ class Quadratic:
 
 @given(seed=st.sampled_from(range(150)))
 @settings(max_examples=150, deadline=None, derandomize=True)
-def test_three_sequences_never_leave_their_bound(seed: int) -> None:
+def test_the_accelerated_method_never_exceeds_its_excess_risk_bound(seed: int) -> None:
     """Whatever the errors are: the exact inequality, of which the bound is the mean."""
     rng = np.random.default_rng(seed)
     problem = Quadratic(rng)
@@ -85,7 +85,7 @@ def test_three_sequences_never_leave_their_bound(seed: int) -> None:
 
 @given(seed=st.sampled_from(range(150)))
 @settings(max_examples=150, deadline=None, derandomize=True)
-def test_projected_steps_never_leave_their_bound(seed: int) -> None:
+def test_projected_gradient_descent_never_exceeds_its_excess_risk_bound(seed: int) -> None:
     rng = np.random.default_rng(seed)
     problem = Quadratic(rng)
     step = float(rng.uniform(0.05, 1.0)) / problem.smoothness
@@ -100,7 +100,7 @@ def test_projected_steps_never_leave_their_bound(seed: int) -> None:
     assert problem.value(average) <= bound.value * (1 + _ROUNDING)
 
 
-def test_the_bounds_are_attained_up_to_two() -> None:
+def test_a_linear_loss_attains_half_of_each_excess_risk_bound() -> None:
     """One round on a straight line of slope βR/2 (or R/(2η)): half of the bound is really lost."""
     radius, slope, none = 3.0, 2.0, np.zeros(1)
     beta = 2 * slope / radius
@@ -108,7 +108,7 @@ def test_the_bounds_are_attained_up_to_two() -> None:
         assert slope * (radius - slope / beta) == pytest.approx(bound.value / 2)
 
 
-def test_numbers_by_hand() -> None:
+def test_excess_risk_bounds_match_a_calculation_by_hand() -> None:
     """T = 2, β = 10, M = 2, R = 1, s = (3, 4): slacks 8 and 14/3."""
     sizes, squares = np.array([3.0, 4.0]), 2 / (4 * 8) * 9 + 3 / (8 * 14 / 3) * 16
     assert accelerated_bound(sizes, 1.0, 2.0, 10.0).value == pytest.approx((5.0 + 2 * 7 + squares) / 3)
@@ -119,13 +119,13 @@ def test_numbers_by_hand() -> None:
     assert of_phases == pytest.approx(1 / 4 + 0.25 * 9 + 0.04 / 0.5 + 0.125 / 2 * 9 + 0.3)
 
 
-def test_what_is_released_errs_by_sampling_and_noise() -> None:
+def test_errors_of_releases_combine_batch_variance_and_noise() -> None:
     released = ReleaseNumbers(10, 4, np.array([1.0, 2.0, 2.0]), np.array([0.5, 0.5, 1.0]))
     assert released.sum_errors == pytest.approx(np.sqrt([0.1 + 1, 0.5 + 1, 0.9 + 4]))
     assert released.gradient_errors == pytest.approx(np.sqrt([0.1 + 1, 0.4 + 1, 0.4 + 4]))
 
 
-def test_where_nothing_is_proved_the_bound_is_infinite_and_the_condition_fails() -> None:
+def test_excess_risk_bounds_are_infinite_outside_their_conditions() -> None:
     sizes = np.ones(9)
     assert math.isinf(accelerated_bound(sizes, 1.0, 2.0, 10.0).value)
     assert math.isinf(projected_bound(sizes, 1.0, 2.0, 1.0).value)
@@ -134,7 +134,7 @@ def test_where_nothing_is_proved_the_bound_is_infinite_and_the_condition_fails()
 
 
 @pytest.mark.parametrize("relation", ["zero-out", "replace-one"])
-def test_the_theorems_own_numbers_have_a_bound(relation: Any) -> None:
+def test_the_excess_risk_of_theorem_14_is_the_accelerated_bound_and_theorem_3_is_refused(relation: Any) -> None:
     """Theorem 14's β is beyond M (T + 1)/2; Theorem 3's is so at sizes that no machine holds."""
     schedule = FixedOrder(10_000, 10_000)
     problem = Problem(50, 2.0, 0.5, True, 1, schedule, epsilon=1.0, delta=1e-5, relation=relation)
@@ -191,7 +191,7 @@ def write_scenario(folder: Path, name: str, keys: str, changes: Mapping[str, str
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_bounds_stand_beside_what_was_measured_and_above_it(name: str, tmp_path: Path) -> None:
+def test_printed_excess_risk_bounds_lie_above_the_measured_risk(name: str, tmp_path: Path) -> None:
     file, folder = write_scenario(tmp_path, name, RUNS[name]), tmp_path / "run"
     results = fedpriv.run(file, out=folder)
     assert all(cell.metrics["clipped"] == 0.0 for cell in results.cells if "clipped" in cell.metrics)
@@ -207,7 +207,7 @@ def test_bounds_stand_beside_what_was_measured_and_above_it(name: str, tmp_path:
     assert "excess risk" in text
 
 
-def test_no_bound_where_nothing_is_proved(tmp_path: Path) -> None:
+def test_runs_that_no_theorem_covers_have_no_excess_risk_bound(tmp_path: Path) -> None:
     """The last iterate, a ball beyond the one that the loss is known in, two epochs: each alone."""
     last = write_scenario(tmp_path, "dp-sgd", 'output = "last"\nclip = 8.0\nstep = 0.1\nradius = 1.0')
     with pytest.raises(InputError, match="no theorem with explicit numbers is known for dp-sgd"):
@@ -218,7 +218,7 @@ def test_no_bound_where_nothing_is_proved(tmp_path: Path) -> None:
         assert printed_theorem(file)["bound"] is None
 
 
-def test_phases_and_increments_have_their_numbers(tmp_path: Path) -> None:
+def test_phased_sgd_and_online_to_batch_print_the_parameters_of_their_theorems(tmp_path: Path) -> None:
     """A curator's phased SGD on a convex loss; online-to-batch's increments of at most G + 4 H R for weights t."""
     changes = {
         'trust = "trusted"': 'trust = "curator"', '"linear-regression"': '"synthetic"', "silos = 2": "silos = 1",

@@ -108,7 +108,7 @@ GOLDEN = {
 
 
 @pytest.mark.parametrize("name", GOLDEN)
-def test_golden_run(name: str) -> None:
+def test_goldstein_runs_match_an_independent_program_to_eleven_digits(name: str) -> None:
     trace, rows, windows = GOLDEN[name]
     for t, (query, total, released) in rows.items():
         assert trace.queries[t - 1].tolist() == pytest.approx(query, abs=1e-11)
@@ -119,13 +119,13 @@ def test_golden_run(name: str) -> None:
         assert measured.tolist() == pytest.approx(window, abs=1e-11)
 
 
-def test_as_many_records_are_clipped_as_in_the_golden_run() -> None:
+def test_the_number_of_clipped_records_matches_the_golden_run() -> None:
     assert GOLDEN["clipped"][0].clipped == 11
     assert GOLDEN["first order"][0].clipped == 0
 
 
 @pytest.mark.parametrize("period", [1, 3, 4, 20])
-def test_the_full_batch_without_noise_telescopes_to_the_gradient(period: int) -> None:
+def test_the_variance_reduced_sum_equals_the_full_gradient_without_noise(period: int) -> None:
     """g_t = ∇F_α(z_t) at every t, for every period, also where the rounds are no multiple of it."""
     batch, estimator = records(0, 7), VarianceReducedGradient(NEVER, NEVER, period)
     nothing = [vectors(0.0, 0.0)] * ROUNDS
@@ -146,6 +146,6 @@ def test_every_release_of_every_period_has_noise(rounds_per_tree: int) -> None:
         assert not row[: t - place].any()  # nothing of the tree before
 
 
-def test_node_counts() -> None:
+def test_leaves_of_a_thirteen_round_tree_are_in_the_expected_number_of_nodes() -> None:
     """Σ = 13: the nodes that hold a leaf, the exact price of a record."""
     assert column_squared_norms(13, 1.0).tolist() == [4, 3, 3, 2, 3, 2, 2, 1, 3, 2, 2, 1, 1]

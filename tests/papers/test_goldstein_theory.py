@@ -41,13 +41,15 @@ PROBLEM = NonsmoothProblem(dimension=20, lipschitz=1.0, gap=1.0, smoothing=0.2)
 @pytest.mark.parametrize(
     ("dimension", "constant"), [(1, 1.0), (2, 4 / math.pi), (3, 1.5), (10, 2.586899392478), (100, 7.998817343488)]
 )
-def test_smoothness_constant(dimension: int, constant: float) -> None:
+def test_the_smoothness_constant_matches_golden_values_below_root_dimension(
+    dimension: int, constant: float
+) -> None:
     assert smoothness_constant(dimension) == pytest.approx(constant, rel=1e-12)
     assert smoothness_constant(dimension) <= math.sqrt(dimension)
 
 
 @pytest.mark.parametrize(("dimension", "energy"), [(1, 1.0), (2, 4.0), (3, 4.5), (10, 100 / 9)])
-def test_direction_energy(dimension: int, energy: float) -> None:
+def test_the_direction_energy_matches_golden_values(dimension: int, energy: float) -> None:
     assert direction_energy(dimension) == pytest.approx(energy, rel=1e-14)
 
 
@@ -102,14 +104,14 @@ PLANS: dict[str, tuple[Callable[[], Any], dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("name", PLANS)
-def test_golden_plans(name: str) -> None:
+def test_goldstein_plans_match_their_golden_numbers(name: str) -> None:
     make, golden = PLANS[name]
     plan = make()
     assert {key: getattr(plan, key) for key in golden} == golden
 
 
 @pytest.mark.parametrize(("length", "loss"), [(7.0, 1.0), (1.0, 5.0), (0.1, 0.3)])
-def test_units(length: float, loss: float) -> None:
+def test_goldstein_plans_are_invariant_under_units_of_length_and_loss(length: float, loss: float) -> None:
     """x → length · x and f → loss · f scale D by `length` and change no count: the printed D and T do not."""
     scaled = NonsmoothProblem(20, loss / length, loss, 0.2 * length)
     for plan, same in (
@@ -123,7 +125,7 @@ def test_units(length: float, loss: float) -> None:
 
 
 @pytest.mark.parametrize(("radius", "smoothing"), [(0.01, 0.4), (0.3, 0.4), (0.05, 0.05), (1e-4, 0.7)])
-def test_windows(radius: float, smoothing: float) -> None:
+def test_the_longest_window_keeps_its_spread_within_the_smoothing_radius(radius: float, smoothing: float) -> None:
     def spread(window: int) -> float:
         return ((window + 1) / 2 - 1 / window) * radius
 
@@ -133,7 +135,7 @@ def test_windows(radius: float, smoothing: float) -> None:
 
 
 @pytest.mark.parametrize(("rounds", "period"), [(100, 10), (37, 5), (12, 12)])
-def test_the_leaf_noise_ratio_is_the_best(rounds: int, period: int) -> None:
+def test_the_leaf_noise_ratio_minimizes_the_variance(rounds: int, period: int) -> None:
     clips = 1.0, 0.3
     anchors = -(-rounds // period)
 
@@ -148,7 +150,7 @@ def test_the_leaf_noise_ratio_is_the_best(rounds: int, period: int) -> None:
 
 
 @pytest.mark.parametrize("shared", [True, False])
-def test_the_multi_pass_error_is_a_bound_where_every_direction_turns(shared: bool) -> None:
+def test_the_multi_pass_error_bound_is_tight_for_a_sawtooth_loss(shared: bool) -> None:
     """A saw of slope ±1 whose queries move by one tooth: a difference is ±2 along every shared direction.
 
     One record, 12 rounds from the anchor, 4 directions a difference and one at the anchor, 20,000 draws.  The root
@@ -177,7 +179,7 @@ def test_the_multi_pass_error_is_a_bound_where_every_direction_turns(shared: boo
 
 
 @pytest.mark.parametrize(("m", "golden"), [(1, 0.0479), (4, 0.0235), (16, 0.0124)])
-def test_directions_at_an_anchor_average_out_at_a_kink(m: int, golden: float) -> None:
+def test_more_directions_average_out_the_anchor_error_at_a_kink(m: int, golden: float) -> None:
     """Equation (10): |x_1| at its kink, n = 400 records: the anchor's root mean square error is 1/√(n m).
 
     Measured over 400 seeds, whose standard error is 3.5 %.  The golden numbers are of one other sample each.
@@ -205,7 +207,7 @@ def test_directions_at_an_anchor_average_out_at_a_kink(m: int, golden: float) ->
     assert multi_pass_error(nonsmooth, 1, n, 0.0, 0.0) == pytest.approx(expected, rel=1e-12)
 
 
-def test_the_multi_pass_error_of_values() -> None:
+def test_the_zeroth_order_multi_pass_error_matches_its_formula() -> None:
     """c_d/J at the anchor; in a difference min(4 d² D²/α², 4 c_d)/J along shared directions, else 2 c_d/J."""
     d, lipschitz, period, records, directions, smoothing = 6, 2.0, 5, 10, 8, 0.5
     energy = d**2 / (d - 1)
@@ -239,7 +241,7 @@ def test_proposition_5_1_is_false_as_printed(records: int) -> None:
         assert find_min_norm_point(of_population[interval, None]).norm == 0.5
 
 
-def test_directions_of_a_single_pass_as_printed() -> None:
+def test_the_printed_single_pass_directions_match_the_theorems_and_far_exceed_the_need() -> None:
     """Theorems 3.1 and 6.1, written out; neighbours share directions, so far fewer are needed."""
     n, d, alpha, delta = 290, 8, 0.25, 1e-5
     zeroth, first = (NonsmoothProblem(d, 1.0, 0.8, alpha, order) for order in ("zeroth", "first"))
@@ -255,7 +257,7 @@ def test_directions_of_a_single_pass_as_printed() -> None:
     assert needed < 0.03 * printed
 
 
-def test_a_single_pass_of_anchors_alone_has_its_own_theorem() -> None:
+def test_a_single_pass_of_anchors_alone_follows_its_own_theorem() -> None:
     """Σ = 1 made B1 = B2 = 1, and 801 directions by Theorem 4.1 stood where Theorem 6.1 asks for three."""
     row, delta = ALGORITHMS["goldstein-single-pass"], 1e-5
     settings = row.settings.model_validate(
@@ -269,7 +271,7 @@ def test_a_single_pass_of_anchors_alone_has_its_own_theorem() -> None:
     assert asked.numbers["directions needed"] == pytest.approx(math.log(2.0 / delta), rel=1e-9)
 
 
-def test_one_record_makes_no_single_pass() -> None:
+def test_a_single_pass_over_one_record_is_refused() -> None:
     """Before, a division by zero."""
     row = ALGORITHMS["goldstein-single-pass"]
     settings = row.settings.model_validate(
@@ -281,7 +283,7 @@ def test_one_record_makes_no_single_pass() -> None:
     assert asked.refusal == "a single pass has a round for every two records: give 2 or more, not 1"
 
 
-def test_directions_over_all_records_as_printed_are_too_few() -> None:
+def test_the_printed_directions_of_theorem_4_1_are_too_few() -> None:
     """Theorem 4.1's m = L²dΣ/(nσ1²) + L²d/(nσ2²), at its own T, Σ and noise: 458 in the example of the errata."""
     n, d, alpha, beta, delta = 3163, 100, 0.1, 0.1, 1e-6
     rounds, radius, period = 1 / (alpha * beta**3), alpha * beta**2, 10
@@ -295,7 +297,7 @@ def test_directions_over_all_records_as_printed_are_too_few() -> None:
 
 
 @pytest.mark.parametrize("method", ["Algorithm 3, zeroth order", "Algorithm 4, zeroth order"])
-def test_the_scenario_as_printed_has_the_theorems_numbers(method: str) -> None:
+def test_the_scenario_as_printed_has_the_parameters_of_its_theorem(method: str) -> None:
     path = Path(__file__).parents[2] / "scenarios" / "goldstein-as-printed.toml"
     cell = load_scenario(path, [f"label.method={method}", "privacy.mu=1.666"]).points[0].cell
     run = cell.algorithm.settings

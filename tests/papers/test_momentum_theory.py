@@ -33,7 +33,7 @@ from tests import oracle_momentum as oracle
 from tests.papers.builders import draw_normals, drive
 
 
-def test_theorem_6() -> None:
+def test_theorem_6_parameters_match_a_calculation_by_hand() -> None:
     found = tree_parameters(records=1000, dimension=100, epsilon=1.0, delta=1e-6)
     assert found.rounds == 2396
     assert found.alpha == pytest.approx(1e-3, rel=1e-3)
@@ -41,7 +41,7 @@ def test_theorem_6() -> None:
     assert found.step == pytest.approx(1.0 / math.sqrt(1000 * 2396))
 
 
-def test_theorem_9() -> None:
+def test_theorem_9_parameters_match_a_calculation_by_hand() -> None:
     found = reduced_parameters(records=1000, dimension=100, epsilon=1.0)
     assert found.rounds == 464_158
     assert found.alpha == pytest.approx(1e-3, rel=1e-5)
@@ -57,13 +57,15 @@ def test_theorem_9_needs_gamma_of_at_most_a_half() -> None:
     ("epsilon", "delta", "paper", "exact"),
     [(0.5, 1e-5, 13.57, 7.03), (1.0, 1e-5, 6.79, 3.73), (2.0, 1e-6, 3.72, 2.23), (8.0, 1e-5, 0.848, 0.600)],
 )
-def test_two_conversions(epsilon: float, delta: float, paper: float, exact: float) -> None:
+def test_the_papers_noise_multipliers_exceed_the_exact_gaussian_ones(
+    epsilon: float, delta: float, paper: float, exact: float
+) -> None:
     assert simple_noise_multiplier(epsilon, delta) == pytest.approx(paper, rel=2e-3)
     assert simple_noise_multiplier(epsilon, delta, reduced=True) == pytest.approx(2.0 * paper, rel=2e-3)
     assert 1.0 / mu_of(epsilon, delta) == pytest.approx(exact, rel=2e-3)
 
 
-def test_the_simple_noise_is_refused_where_it_is_too_little() -> None:
+def test_the_simple_noise_multiplier_would_violate_delta_at_a_large_epsilon() -> None:
     """The paper's condition is printed the wrong way round: at ε = 20, δ = 0.1 the true δ is 0.543."""
     mu = 20.0 / (2.0 * math.sqrt(math.log(10.0)))
     true_delta = norm.cdf(-20.0 / mu + mu / 2) - math.exp(20.0) * norm.cdf(-20.0 / mu - mu / 2)
@@ -84,21 +86,21 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
 
 
 @pytest.mark.parametrize(("ask", "named"), REFUSED, ids=[named for _, named in REFUSED])
-def test_what_the_theorems_do_not_cover_is_refused(ask: Callable[[], object], named: str) -> None:
+def test_parameters_outside_the_theorems_are_refused(ask: Callable[[], object], named: str) -> None:
     with pytest.raises(InputError, match=named):
         ask()
 
 
-def test_the_papers_counts() -> None:
+def test_the_papers_window_counts_match_golden_values() -> None:
     assert paper_window_counts(640, 64) == (18.0, 240.0)
 
 
-def test_the_corrected_bound_falls_with_more_records() -> None:
+def test_the_corrected_gradient_bound_falls_with_more_records() -> None:
     few, many = (tree_gradient_bound(1.0, 1.0, 1.0, n, 100, 1.0, 1e-6) for n in (10**4, 10**6))
     assert many < few / 5
 
 
-def test_theorem_6_has_no_bound_with_a_clip_that_shortens_gradients() -> None:
+def test_theorem_6_gives_no_bound_for_a_clip_norm_below_the_lipschitz_constant() -> None:
     """Gains: with a clip of 1 % of the Lipschitz constant the bound was a hundredth, and nothing was proved."""
     row = find_algorithm("momentum-tree")
     problem = Problem(10, 1.0, 1.0, False, 1, FixedOrder(1000, 1000), epsilon=1.0, gap=1.0)
@@ -123,7 +125,7 @@ def step_lengths(
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_every_step_has_the_length_of_the_bound(dtype: torch.dtype) -> None:
+def test_every_normalized_step_has_the_step_length_within_the_movement_bound(dtype: torch.dtype) -> None:
     generator = torch.Generator().manual_seed(1)
     releases = [torch.randn(3, 50_000, generator=generator, dtype=dtype) * 10.0 ** (t - 4) for t in range(1, 8)]
     for moved in step_lengths(NormalizedSGD(0.3), torch.zeros(3, 50_000, dtype=dtype), releases):
@@ -134,7 +136,7 @@ def test_every_step_has_the_length_of_the_bound(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @given(size=st.integers(1, 30), step=powers(-12.0, 2.0), scale=powers(-3.0, 6.0), seed=st.integers(0, 10**6))
 @settings(max_examples=200, deadline=None, derandomize=True)
-def test_no_rounded_step_is_longer_than_the_bound(
+def test_no_rounded_normalized_step_exceeds_the_movement_bound(
     dtype: torch.dtype, size: int, step: float, scale: float, seed: int
 ) -> None:
     """Noise is sized for steps of η (1 + 1e-6): far from 0, where a step is rounded to its type, too."""
@@ -145,7 +147,7 @@ def test_no_rounded_step_is_longer_than_the_bound(
     assert all(bool((moved <= movement_bound(step)).all()) for moved in lengths)
 
 
-def test_a_momentum_of_zero_moves_nothing() -> None:
+def test_a_momentum_of_zero_leaves_the_iterate_unchanged() -> None:
     optimizer, start = NormalizedSGD(0.3), torch.tensor([[1.0, 2.0], [3.0, 4.0]])
     *_, state = drive(optimizer, start, [torch.tensor([[0.0, 0.0], [0.0, 5.0]])])
     assert optimizer.query(state).tolist() == [[1.0, 2.0], [3.0, pytest.approx(3.7)]]
@@ -158,13 +160,13 @@ def test_the_output_is_the_chosen_iterate_or_the_last(output_round: float) -> No
     assert float(optimizer.output(state)) == -(min(output_round, 6.0) - 1.0)
 
 
-def test_replicates_may_publish_different_iterates() -> None:
+def test_stacked_replicates_may_publish_different_iterates() -> None:
     optimizer = NormalizedSGD(torch.tensor([[1.0], [1.0]]), torch.tensor([[2.0], [math.inf]]))
     *_, state = drive(optimizer, torch.zeros(2, 1), torch.ones(4, 2, 1))
     assert optimizer.output(state).tolist() == [[-1.0], [-4.0]]
 
 
-def test_the_random_iterate_is_public_and_one_of_the_theorems() -> None:
+def test_the_random_output_round_is_independent_of_the_noise_and_in_the_theorems_range() -> None:
     row = find_algorithm("momentum-tree")
     settings = row.settings.model_validate({"clip": 1.0, "output": "random"})
     chosen = set()
@@ -210,7 +212,7 @@ def golden_reduced_run() -> list[oracle.Step]:
 
 
 @pytest.mark.parametrize(("run", "golden"), [(golden_tree_run, TREE), (golden_reduced_run, REDUCED)])
-def test_the_oracles_give_the_golden_runs(
+def test_the_reference_implementations_reproduce_the_golden_runs(
     run: Callable[[], list[oracle.Step]], golden: dict[int, tuple[float, ...]]
 ) -> None:
     steps = run()
@@ -229,7 +231,7 @@ def test_the_oracles_give_the_golden_runs(
         (200, 80, 0.415, 0.403, None, None),
     ],
 )
-def test_the_table_of_noise(
+def test_the_noise_of_tree_and_sliding_differences_matches_a_prototype(
     rounds_per_epoch: int, epochs: int, tree: float, smooth: float, smoother: float | None, balanced: float | None
 ) -> None:
     """A prototype's figures, to 1 %; it charges Σλ = 1, fedpriv the worst record of all groups together: less."""
@@ -241,7 +243,9 @@ def test_the_table_of_noise(
 
 
 @pytest.mark.parametrize(("smoothness", "before", "after"), [(1.0, 40, 100), (0.1, 5, 10)])
-def test_the_paper_s_algorithm_2_wins_between(smoothness: float, before: int, after: int) -> None:
+def test_algorithm_2_has_less_noise_than_the_tree_only_for_many_epochs(
+    smoothness: float, before: int, after: int
+) -> None:
     """Near 80 epochs if L = G, near 10 (less with γ = η N L / G) if L = G/10, at N = 50."""
     few, many = (reduced_noise(SlidingDifferences, 50, epochs, smoothness) for epochs in (before, after))
     assert few > tree_noise(50, before)
@@ -249,7 +253,9 @@ def test_the_paper_s_algorithm_2_wins_between(smoothness: float, before: int, af
 
 
 @pytest.mark.parametrize(("rounds_per_epoch", "epochs"), [(50, 10), (50, 100), (51, 10), (51, 100)])
-def test_aligned_trees_have_less_noise(rounds_per_epoch: int, epochs: int) -> None:
+def test_aligned_differences_have_15_to_26_percent_less_noise_than_sliding_ones(
+    rounds_per_epoch: int, epochs: int
+) -> None:
     """15 to 26 % less than windows that slide, L = G."""
     kinds = (SlidingDifferences, AlignedDifferences)
     sliding, aligned = (reduced_noise(kind, rounds_per_epoch, epochs, 1.0) for kind in kinds)
@@ -257,13 +263,13 @@ def test_aligned_trees_have_less_noise(rounds_per_epoch: int, epochs: int) -> No
 
 
 @pytest.mark.slow
-def test_noise_grows_like_the_root_and_the_fourth_root_of_the_epochs() -> None:
+def test_noise_grows_like_the_root_of_epochs_for_trees_and_the_fourth_root_for_differences() -> None:
     (few, many) = crossing_table({50: (100, 400)})
     assert many.tree / few.tree == pytest.approx(2.0, rel=0.01)
     assert many.sliding / few.sliding == pytest.approx(2.0**0.5, rel=0.02)
     assert many.aligned / few.aligned == pytest.approx(2.0**0.5, rel=0.02)
 
 
-def test_the_tree_beats_fresh_noise_on_every_momentum() -> None:
+def test_tree_noise_on_momentum_is_below_two_fifths_of_independent_noise() -> None:
     workload = momentum(200, 10)
     assert noise(BinaryTree(workload.decay), workload) < 0.4 * noise(IndependentGaussian(), workload)

@@ -60,7 +60,7 @@ def solved(of: GradientAndHessian, records: Records, rounds: int, std: float, dr
     return server.output(state)
 
 
-def test_a_record_answers_with_its_gradient_and_its_hessian() -> None:
+def test_an_increment_of_noisy_newton_is_the_gradient_and_hessian_of_a_record() -> None:
     of, records = asked(1e6, 1e6), drawn(1, np.random.default_rng(0))
     at = torch.tensor([0.4, -2.0, 0.7], dtype=torch.float64, requires_grad=True)
 
@@ -74,7 +74,7 @@ def test_a_record_answers_with_its_gradient_and_its_hessian() -> None:
     torch.testing.assert_close(symmetric_matrix(found[3:] / of.kappa, 3), hessian(loss, at.detach()))
 
 
-def test_no_record_adds_more_than_either_clip() -> None:
+def test_integer_increments_of_noisy_newton_exceed_neither_gradient_nor_hessian_clip() -> None:
     """Guarantee: norms in integers, for any query and record: of the gradient, of the Hessian, and of both."""
     of, clip = asked(0.5, 0.1), 0.5 / math.sqrt(0.75)
     values = [0.0, 1.0, -1e3, 1e38, 5e-324, math.inf, math.nan]
@@ -89,7 +89,7 @@ def test_no_record_adds_more_than_either_clip() -> None:
     assert 0.099 < np.linalg.norm(array[:, 3:], axis=1).max() / of.kappa <= 0.1 * (1.0 + 1e-9)
 
 
-def test_a_sum_is_that_of_its_records_and_counts_each_that_is_clipped_anywhere() -> None:
+def test_the_batch_increment_is_the_sum_of_record_increments_and_counts_clipped_records() -> None:
     records, point = drawn(40, np.random.default_rng(1)), torch.full((9,), 0.2, dtype=torch.float64)
     weights = torch.ones(40).double()
     weights[7:] = 0.5
@@ -103,7 +103,7 @@ def test_a_sum_is_that_of_its_records_and_counts_each_that_is_clipped_anywhere()
         assert torch.equal(of.per_record(Query((beside,)), batch, torch.arange(40), 20.0), each)
 
 
-def test_the_clip_that_is_asked_for_holds() -> None:
+def test_the_clip_norm_of_the_round_bounds_every_increment() -> None:
     """Guarantee: whatever the settings say, no increment is longer than the clip of the round."""
     of, records = asked(9.0, 9.0), drawn(20, np.random.default_rng(1))
     batch = Batch(records, torch.full((20,), 0.5).double())
@@ -111,7 +111,7 @@ def test_the_clip_that_is_asked_for_holds() -> None:
     assert float(found.norm(dim=1).max()) <= 0.005
 
 
-def test_without_noise_the_server_finds_the_penalized_minimum() -> None:
+def test_noisy_newton_without_noise_finds_the_penalized_minimum() -> None:
     of, records = asked(), drawn(400, np.random.default_rng(2))
     z, y = records.features.numpy(), records.labels.numpy()
 
@@ -127,7 +127,7 @@ def test_without_noise_the_server_finds_the_penalized_minimum() -> None:
 
 @pytest.mark.every(3)
 @pytest.mark.parametrize(("rounds", "std"), [(3, 0.0), (3, 0.02), (5, 0.02), (2, 0.02)])
-def test_intervals_cover_the_weights_of_the_population(rounds: int, std: float) -> None:
+def test_noisy_newton_intervals_cover_the_weights_of_the_population(rounds: int, std: float) -> None:
     """Guarantee: sampling and the noise of gradients and Hessians are in an interval."""
     draw, of = np.random.default_rng(5), asked()
     true = solved(of, drawn(300_000, draw), 10, 0.0, draw)[:3].tolist()
@@ -140,7 +140,7 @@ def test_intervals_cover_the_weights_of_the_population(rounds: int, std: float) 
     assert 0.95 - 4.5 * math.sqrt(0.0475 / 300) < float(np.mean(hits)) <= 0.995
 
 
-def test_one_round_has_no_intervals() -> None:
+def test_noisy_newton_of_one_round_has_no_intervals() -> None:
     """They covered 77 % of weights, and 50 % of constants."""
     draw, of = np.random.default_rng(5), asked()
     found = solved(of, drawn(100, draw), 1, 0.02, draw)
@@ -161,7 +161,7 @@ def tree_of(folder: Path, **algorithm: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("trust", ["untrusted", "secure-aggregation", "trusted"])
-def test_a_run_gives_named_coefficients_and_costs_what_it_was_calibrated_for(tmp_path: Path, trust: str) -> None:
+def test_a_noisy_newton_run_has_named_coefficients_and_costs_its_target_mu(tmp_path: Path, trust: str) -> None:
     tree = tree_of(tmp_path, trust=trust)
     del tree["seed"]
     (record,) = read_results(run_sweep(parse_scenario(tree, "test"), RunOptions(out=tmp_path / "run"))).cells
@@ -172,7 +172,7 @@ def test_a_run_gives_named_coefficients_and_costs_what_it_was_calibrated_for(tmp
     assert all(each.low < each.value < each.high for _, each in found)
 
 
-def test_a_guard_answers_with_both_and_charges_every_round_once(tmp_path: Path) -> None:
+def test_a_guard_answers_noisy_newton_within_its_budget(tmp_path: Path) -> None:
     write_csv(tmp_path / "own.csv", [row for row in rows(300) if row["hospital"] == "north"])
     (tmp_path / "own.csv").chmod(0o600)
     keys = {"silo": 0, "shard": "own.csv", "ledger": "l.sqlite", "socket": "s.sock"}
@@ -195,7 +195,7 @@ def test_a_guard_answers_with_both_and_charges_every_round_once(tmp_path: Path) 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("share", [0.05, 0.25, 0.9])
-def test_two_records_are_no_further_apart_than_the_diameter(share: float, dtype: torch.dtype) -> None:
+def test_two_records_are_no_further_apart_than_the_increment_diameter(share: float, dtype: torch.dtype) -> None:
     """Guarantee: records at one query, and a missing one; the farthest pair that is tried attains it."""
     of, draw = asked(0.5, 0.02, share), np.random.default_rng(3)
     z = 10.0 ** draw.uniform(-3.0, 3.0, (60, 1)) * draw.normal(size=(60, 3))
@@ -211,7 +211,7 @@ def test_two_records_are_no_further_apart_than_the_diameter(share: float, dtype:
     assert 0.9 * of.diameter < farthest <= of.diameter * (1.0 + ROUNDING_ALLOWANCE)
 
 
-def test_replaced_records_are_charged_for_their_distance(tmp_path: Path) -> None:
+def test_replace_one_noise_is_calibrated_to_the_increment_diameter(tmp_path: Path) -> None:
     """Noise by √(1 - φ/2) of that for twice the clip, and under zero-out the same as before."""
     plans = dict[tuple[str, bool], Plan]()
     for relation, released in itertools.product(("zero-out", "replace-one"), (False, True)):
@@ -225,7 +225,7 @@ def test_replaced_records_are_charged_for_their_distance(tmp_path: Path) -> None
         assert float(ratio) == pytest.approx(2.0 * math.sqrt(1.0 - 0.25 / 2.0), rel=1e-5)
 
 
-def test_other_rows_and_secret_rounds_are_charged_for_twice_the_clip(tmp_path: Path) -> None:
+def test_other_estimators_and_poisson_sampling_use_an_increment_diameter_of_two(tmp_path: Path) -> None:
     cell = resolve_cell(tree_of(tmp_path), "test")
     plan = make_plan(cell, load_task(cell).objective)
     sums = PlainGradient(plan.estimator.round(1).clip, coefficient=0.5)
@@ -244,13 +244,15 @@ def test_other_rows_and_secret_rounds_are_charged_for_twice_the_clip(tmp_path: P
         ),
     ],
 )
-def test_other_models_are_refused(tmp_path: Path, model: dict[str, Any], said: str) -> None:
+def test_noisy_newton_refuses_models_other_than_unpenalized_logistic_regression(
+    tmp_path: Path, model: dict[str, Any], said: str
+) -> None:
     cell = resolve_cell(tree_of(tmp_path) | {"model": model}, "test")
     with pytest.raises(InputError, match=said):
         load_task(cell)
 
 
-def test_more_than_fifty_parameters_are_refused() -> None:
+def test_noisy_newton_refuses_models_of_more_than_fifty_parameters() -> None:
     assert NOISY_NEWTON.model is not None
     settings = NOISY_NEWTON.settings.model_validate({"clip": 1.0, "curvature_clip": 1.0, "penalty": 0.1})
     assert NOISY_NEWTON.model(settings, LogisticRegression(50, 1.0)).dimension == 1325

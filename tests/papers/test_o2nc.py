@@ -15,7 +15,9 @@ from tests.papers.builders import draw_normals, drive, plain_round, vectors
 
 @given(seed=st.integers(0, 10**6), window=st.integers(1, 6), rounds=st.integers(6, 30), size=st.integers(1, 4))
 @settings(deadline=None, max_examples=40)
-def test_it_is_the_papers_algorithm(seed: int, window: int, rounds: int, size: int) -> None:
+def test_o2nc_matches_a_literal_transcription_of_the_papers_algorithm(
+    seed: int, window: int, rounds: int, size: int
+) -> None:
     radius, step = 0.3, 0.2
     generator = np.random.default_rng(seed)
     releases = generator.standard_normal((rounds, size))
@@ -43,7 +45,7 @@ def test_it_is_the_papers_algorithm(seed: int, window: int, rounds: int, size: i
 
 @given(seed=st.integers(0, 10**6), window=st.integers(1, 8), radius=st.floats(0.01, 5.0))
 @settings(deadline=None, max_examples=40)
-def test_moves_queries_and_windows_are_bounded_under_any_noise(seed: int, window: int, radius: float) -> None:
+def test_o2nc_moves_queries_and_windows_are_bounded_under_any_noise(seed: int, window: int, radius: float) -> None:
     rounds, start = 5 * window, torch.ones(3, dtype=torch.float64)
     optimizer = O2NC(1.0, radius, PublicChoices((seed,), rounds, window))
     states = drive(optimizer, start, 100.0 * draw_normals(seed, rounds, 3))
@@ -57,14 +59,14 @@ def test_moves_queries_and_windows_are_bounded_under_any_noise(seed: int, window
         assert float((members - members.mean(0)).norm(dim=1).max()) <= reach * (1 + 1e-9) + 1e-12
 
 
-def test_a_zero_gradient_leaves_the_point_where_it_is() -> None:
+def test_o2nc_with_zero_gradients_stays_at_its_start() -> None:
     start = vectors(0.3, -2.0)
     states = drive(O2NC(1.0, 0.5, PublicChoices((1,), 9, 3)), start, torch.zeros((9, 2), dtype=torch.float64))
     assert torch.equal(states[-1].iterate, start)
     torch.testing.assert_close(states[-1].published, start)
 
 
-def test_the_regret_constant_is_five_halves_and_attained() -> None:
+def test_the_regret_constant_of_o2nc_is_five_halves_and_attained() -> None:
     """Start at Δ = 1, compare with u = -1, gradients 1: regret 5 = 2.5 D G1 √M at M = 4; the paper prints 1.5."""
     optimizer, one = O2NC(1.0 / math.sqrt(4), 1.0, PublicChoices((0,), 4, 4)), vectors(1.0)
     state = optimizer.start(vectors(0.0))._replace(move=one)
@@ -75,7 +77,7 @@ def test_the_regret_constant_is_five_halves_and_attained() -> None:
     assert regret == pytest.approx(5.0)
 
 
-def test_the_published_window_is_uniform_at_every_stop() -> None:
+def test_the_published_window_of_o2nc_is_uniform_at_every_stopping_time() -> None:
     """The last window that is published, over many seeds, after 2, 3 and 4 windows."""
     like, seeds = torch.zeros(1, dtype=torch.float64), 4000
     counts = np.zeros((5, 5))
@@ -89,7 +91,7 @@ def test_the_published_window_is_uniform_at_every_stop() -> None:
         assert np.all(np.abs(deviation) < 5 * math.sqrt(seeds / windows))
 
 
-def test_the_last_window_can_be_published_instead() -> None:
+def test_o2nc_can_publish_the_mean_of_its_last_window() -> None:
     optimizer = O2NC(0.1, 0.4, PublicChoices((0,), 9, 3, publishes_last=True))
     states = drive(optimizer, vectors(1.0, 1.0), draw_normals(1, 9, 2))
     for end in (3, 6, 9):
@@ -97,7 +99,7 @@ def test_the_last_window_can_be_published_instead() -> None:
         torch.testing.assert_close(optimizer.output(states[end]), queries.mean(0))
 
 
-def test_replicates_with_seeds_of_their_own_move_as_if_alone() -> None:
+def test_stacked_replicates_with_different_seeds_move_as_single_runs() -> None:
     rounds = 12
     alone = [O2NC(0.1 * (1 + seed), 0.4, PublicChoices((seed,), rounds, 3)) for seed in range(3)]
     assert len({stack_signature(optimizer) for optimizer in alone}) == 1
@@ -110,7 +112,7 @@ def test_replicates_with_seeds_of_their_own_move_as_if_alone() -> None:
             torch.testing.assert_close(ours.published[place], theirs.published, rtol=1e-12, atol=1e-12)
 
 
-def test_the_public_coins_do_not_depend_on_how_long_the_run_is() -> None:
+def test_the_public_random_positions_do_not_depend_on_the_number_of_rounds() -> None:
     like = torch.zeros(1, dtype=torch.float64)
     short, long = PublicChoices((3,), 10, 2), PublicChoices((3,), 100, 2)
     assert [short.position(t, like) for t in range(1, 11)] == [long.position(t, like) for t in range(1, 11)]

@@ -73,7 +73,7 @@ def heard(cell: Cell, engine: str, monkeypatch: pytest.MonkeyPatch) -> tuple[Flo
 
 
 @pytest.mark.parametrize(("trust", "arithmetic"), RUNS)
-def test_a_run_is_its_papers_with_the_noise_of_its_plan(
+def test_dp_adamw_runs_match_a_transcription_with_the_noise_of_their_plan(
     trust: str, arithmetic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Schedule, decay and average on top; on integers, too."""
@@ -90,7 +90,7 @@ def test_a_run_is_its_papers_with_the_noise_of_its_plan(
 
 
 @pytest.mark.parametrize(("trust", "arithmetic"), RUNS)
-def test_what_is_subtracted_is_the_variance_of_what_is_released(
+def test_the_variance_that_dp_adam_subtracts_is_that_of_the_releases(
     trust: str, arithmetic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Noise drowns the gradients here: the mean square of releases is φ, and of unequal silos, too."""
@@ -107,7 +107,7 @@ def test_what_is_subtracted_is_the_variance_of_what_is_released(
 
 
 @pytest.mark.slow  # torch.optim takes seconds to import
-def test_without_noise_it_is_torchs_adamw() -> None:
+def test_corrected_adam_without_noise_is_adamw_of_torch() -> None:
     released = draw_normals(1, 30, 4)
     ours, point = CorrectedAdam(0.1, 0.9, 0.99, 0.0, 1e-40, 0.2), torch.ones(4, dtype=torch.float64)
     theirs = torch.nn.Parameter(point.clone())
@@ -121,7 +121,7 @@ def test_without_noise_it_is_torchs_adamw() -> None:
 
 
 @pytest.mark.parametrize("hostile", [0.0, 1e38, 1e-310, -1e-310])
-def test_a_release_of_any_size_leaves_numbers(hostile: float) -> None:
+def test_releases_of_any_size_keep_corrected_adam_finite(hostile: float) -> None:
     """The root is never below γ, whatever was released before."""
     for dtype in (torch.float32, torch.float64):
         server = CorrectedAdam(0.1, 0.9, 0.999, 1e-3, 1e-3, 0.01)
@@ -133,7 +133,7 @@ def settings(**keys: Any) -> ScheduledSettings:
     return ScheduledSettings.model_validate(keys)
 
 
-def test_schedules_by_hand() -> None:
+def test_step_schedules_match_a_calculation_by_hand() -> None:
     assert settings().step_factors(3) == (1.0, 1.0, 1.0)
     assert settings(warm_up=0.5).step_factors(4) == (0.5, 1.0, 1.0, 1.0)
     cosine = settings(step_schedule="cosine").step_factors(4)
@@ -144,7 +144,7 @@ def test_schedules_by_hand() -> None:
     assert all(min(settings(step_schedule="cosine", warm_up=0.9).step_factors(n)) > 0.0 for n in range(1, 30))
 
 
-def test_replicates_move_as_they_do_alone() -> None:
+def test_stacked_replicates_of_optimizers_move_as_single_runs() -> None:
     """Steps, noise, floors and averages of one's own, in one stacked optimizer."""
     factors, released = settings(step_schedule="cosine").step_factors(8), draw_normals(2, 8, 2, 3)
     alone = [
@@ -158,7 +158,7 @@ def test_replicates_move_as_they_do_alone() -> None:
         torch.testing.assert_close(together[place], one, rtol=1e-12, atol=1e-15)
 
 
-def test_nothing_is_proved_of_steps_that_change() -> None:
+def test_dp_sgd_with_a_step_schedule_has_no_excess_risk_bound() -> None:
     """The bound on the average of DP-SGD is for one step length: with a schedule there is none."""
     told = ReleaseNumbers(6, 3, np.ones(40), np.ones(40))
     for keys, proved in (({}, True), ({"step_schedule": "cosine"}, False), ({"warm_up": 0.1}, False)):
@@ -181,19 +181,19 @@ def test_nothing_is_proved_of_steps_that_change() -> None:
         ({"name": "dp-ftrl", "step_schedule": "cosine"}, "step_schedule"),
     ],
 )
-def test_what_makes_no_sense_is_refused_in_one_line(keys: dict[str, Any], reason: str) -> None:
+def test_invalid_optimizer_settings_are_refused_in_one_line(keys: dict[str, Any], reason: str) -> None:
     with pytest.raises(InputError, match=reason) as error:
         cell_of(**keys)
     assert len(str(error.value).splitlines()) == 1
 
 
-def test_keys_left_out_leave_no_trace() -> None:
+def test_schedule_keys_that_are_left_out_are_absent_from_canonical_data() -> None:
     """What a scenario without them asks a guard, and what its results are known by, is what it was."""
     kept = cell_of(name="dp-sgd").canonical_data()["algorithm"]
     assert not kept.keys() & ScheduledSettings.model_fields.keys()
 
 
-def test_a_guard_takes_adam_at_the_price_of_dp_sgd(tmp_path: Path) -> None:
+def test_a_guard_charges_adam_and_step_schedules_like_dp_sgd(tmp_path: Path) -> None:
     """Guarantee: what a server does with releases is post-processing, so that the clip and the noise decide."""
     tuned = {"step_schedule": "drops", "step_drops": [0.5], "warm_up": 0.2, "fading_average": 0.9}
     answers, budgets = [], []

@@ -34,7 +34,7 @@ def tree_of(name: str) -> dict[str, Any]:
     )
 
 
-def test_it_is_refused_before_round_1_in_one_line_with_the_remedy(tmp_path: Path) -> None:
+def test_an_unregistered_mechanism_is_refused_before_round_1_with_the_remedy(tmp_path: Path) -> None:
     with pytest.raises(InputError) as refused:
         fedpriv.run(tree_of("own-noise"), out=str(tmp_path / "run"))
     line = str(refused.value)

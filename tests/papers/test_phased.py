@@ -25,32 +25,32 @@ def workload(phases: Phases = PHASES, clip: float = 2.0, decay: float = 0.0) -> 
     return Workload(phases, decay, np.full(phases.rounds, clip))
 
 
-def test_phases_skip_an_empty_round_at_their_ends() -> None:
+def test_every_phase_ends_with_a_round_without_a_batch() -> None:
     assert [PHASES.batch_index(t) for t in range(1, 10)] == [0, 1, 2, None, 3, 4, None, 5, None]
     assert [PHASES.phase(t) for t in range(1, 10)] == [1, 1, 1, 1, 2, 2, 2, 3, 3]
     assert (PHASES.rounds, PHASES.rounds_per_epoch, PHASES.single_pass) == (9, 6, True)
 
 
 @given(lengths=st.lists(st.integers(1, 9), min_size=1, max_size=6))
-def test_every_place_is_read_exactly_once_and_in_order(lengths: list[int]) -> None:
+def test_every_batch_is_used_exactly_once_and_in_order(lengths: list[int]) -> None:
     phases = Phases(tuple(lengths))
     rounds_per_epoch = [place for t in range(1, phases.rounds + 1) if (place := phases.batch_index(t)) is not None]
     assert rounds_per_epoch == list(range(phases.rounds_per_epoch))
 
 
 @pytest.mark.parametrize("t", [0, 10])
-def test_a_round_outside_is_no_round(t: int) -> None:
+def test_a_round_number_outside_the_phases_is_refused(t: int) -> None:
     with pytest.raises(ValueError, match="is not one of 1 … 9"):
         PHASES.batch_index(t)
 
 
 @pytest.mark.parametrize("lengths", [(), (3, 0)])
-def test_a_phase_without_a_round_is_refused(lengths: tuple[int, ...]) -> None:
+def test_a_phase_of_no_rounds_is_refused(lengths: tuple[int, ...]) -> None:
     with pytest.raises(InputError, match="lengths"):
         Phases(lengths)
 
 
-def test_noise_comes_in_the_empty_rounds_only() -> None:
+def test_phased_noise_is_added_only_in_the_empty_rounds() -> None:
     state = MECHANISM.start()
     for t in range(1, 10):
         fresh = torch.full((2, 3), float(t))
@@ -60,7 +60,7 @@ def test_noise_comes_in_the_empty_rounds_only() -> None:
     assert MECHANISM.variance(workload()).tolist() == [0, 0, 0, 1, 0, 0, 1, 0, 1]
 
 
-def test_the_certificate_is_one_clip_and_a_bound() -> None:
+def test_the_phased_sensitivity_is_one_clip_norm_as_an_upper_bound_by_contraction() -> None:
     certified = MECHANISM.certified(workload(clip=2.5))
     assert (certified.value, certified.exact) == (2.5, False)
     assert "contraction" in certified.reason
@@ -68,12 +68,12 @@ def test_the_certificate_is_one_clip_and_a_bound() -> None:
     assert MECHANISM.certified(growing).value == 3.0
 
 
-def test_a_clip_that_bites_is_refused() -> None:
+def test_the_phased_method_refuses_a_clip_norm_below_the_lipschitz_constant() -> None:
     with pytest.raises(InputError, match="clipping never bites"):
         MECHANISM.certified(workload(clip=1.99))
 
 
-def test_a_loss_without_a_lipschitz_constant_is_refused() -> None:
+def test_the_phased_method_refuses_a_loss_without_lipschitz_or_smoothness_constant() -> None:
     with pytest.raises(InputError, match="clipping never bites"):
         replace(MECHANISM, lipschitz=math.inf).certified(workload())
     with pytest.raises(InputError, match="2 / smoothness"):
@@ -82,21 +82,21 @@ def test_a_loss_without_a_lipschitz_constant_is_refused() -> None:
         replace(MECHANISM, lipschitz=math.nan).certified(workload())
 
 
-def test_a_step_beyond_the_contraction_is_refused() -> None:
+def test_the_phased_method_refuses_steps_above_two_over_smoothness() -> None:
     with pytest.raises(InputError, match=r"up to 2 / smoothness = 0\.5"):
         replace(MECHANISM, largest_step=0.51).certified(workload())
     with pytest.raises(InputError, match="step = inf: the phased method is private only for steps up to"):
         replace(MECHANISM, largest_step=math.inf, smoothness=0.0).certified(workload())
 
 
-def test_sums_and_other_schedules_are_refused() -> None:
+def test_the_phased_method_refuses_running_sums_and_schedules_of_other_phases() -> None:
     with pytest.raises(InputError, match="decay = 0"):
         MECHANISM.certified(workload(decay=1.0))
     with pytest.raises(InputError, match="own phases"):
         MECHANISM.certified(workload(Phases((3, 3))))
 
 
-def test_other_mechanisms_account_for_phases_as_a_single_pass() -> None:
+def test_other_mechanisms_account_for_phases_as_for_a_single_pass() -> None:
     """Per-round releases of the same schedule: empty rounds never make a record cheaper."""
     assert IndependentGaussian().sensitivity(workload()) == pytest.approx(2.0)
     assert BinaryTree(decay=1.0).sensitivity(workload(decay=1.0)) == pytest.approx(2.0 * math.sqrt(4))
@@ -131,7 +131,7 @@ def descend(
 
 @given(seed=st.integers(0, 10**6), radius=st.sampled_from([0.3, 1e9]))
 @settings(max_examples=40, deadline=None)
-def test_the_end_of_a_phase_moves_by_at_most_step_times_clip_over_batch(seed: int, radius: float) -> None:
+def test_one_record_moves_a_phase_end_by_at_most_step_times_clip_norm_over_batch(seed: int, radius: float) -> None:
     """‖z‖ ≤ 2: 2-Lipschitz and 1-smooth logistic losses, the largest step allowed, 2/smoothness."""
     torch.manual_seed(seed)
     phases, batch, dimension, clip, smoothness = Phases((6, 3)), 3, 4, 2.0, 1.0
@@ -152,7 +152,7 @@ def test_the_end_of_a_phase_moves_by_at_most_step_times_clip_over_batch(seed: in
 
 @given(seed=st.integers(0, 10**6))
 @settings(max_examples=40, deadline=None)
-def test_the_end_of_a_phase_of_least_squares_moves_by_at_most_step_times_lipschitz_over_batch(seed: int) -> None:
+def test_one_record_moves_a_least_squares_phase_by_at_most_step_times_lipschitz_over_batch(seed: int) -> None:
     """Squares are Lipschitz in the ball alone: iterates are projected, so every gradient is taken inside of it."""
     generator, phases, batch, dimension, radius, bound = (
         np.random.default_rng(seed),
@@ -185,7 +185,7 @@ def test_the_end_of_a_phase_of_least_squares_moves_by_at_most_step_times_lipschi
         assert moved <= 2.0 * (radius + bound) / batch * (1 + 1e-9)
 
 
-def test_the_bound_is_nearly_reached_by_linear_losses() -> None:
+def test_linear_losses_nearly_attain_the_movement_bound_of_a_phase() -> None:
     """One record's constant gradient in the first of 100 rounds moves 99 of the 100 averaged iterates fully."""
     phases = Phases((100,))
     optimizer = PhasedSGD(phases, step=1.0, radius=1e9)
@@ -196,7 +196,7 @@ def test_the_bound_is_nearly_reached_by_linear_losses() -> None:
     assert float(optimizer.output(state)) == pytest.approx(-0.25 * 2.0 * 0.99)
 
 
-def test_phases_by_hand_with_noise() -> None:
+def test_phased_sgd_with_noise_matches_a_calculation_by_hand() -> None:
     """η = 4: step 1 in phase 1, 1/4 in phase 2, whose iterates start at the noisy average."""
     optimizer = PhasedSGD(Phases((2, 1)), step=4.0, radius=100.0)
     state = optimizer.start(torch.zeros(1, dtype=torch.float64))
@@ -209,7 +209,7 @@ def test_phases_by_hand_with_noise() -> None:
     assert float(optimizer.output(state)) == -2.5
 
 
-def test_what_is_published_stays_in_the_ball() -> None:
+def test_phased_sgd_keeps_its_published_iterates_in_the_ball() -> None:
     optimizer = PhasedSGD(Phases((1,)), step=4.0, radius=0.5)
     state = optimizer.start(torch.zeros(2))
     for t in (1, 2):

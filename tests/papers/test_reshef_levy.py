@@ -37,7 +37,7 @@ ASKED = 4.0, 0.1
 """Tables 1 and 2 at M = 100, ρ = 4 and D = 0.1."""
 
 
-def test_the_numbers_of_the_papers_tables() -> None:
+def test_mnist_parameters_of_dp_mu2_fl_match_the_papers_tables() -> None:
     """S = 118.1; σ = 2 S √T / ρ = 1446.7 a silo, of which the mean has a tenth, or 1/100 at the server."""
     untrusted, trusted = (mu2_parameters(MNIST, *ASKED, each) for each in (False, True))
     clip = math.sqrt(1570) + 785 * 0.1
@@ -51,19 +51,19 @@ def test_the_numbers_of_the_papers_tables() -> None:
 
 
 @pytest.mark.parametrize(("trusted", "share"), [(False, 10.0), (True, 100.0)])
-def test_the_excess_risk_is_that_of_the_theorem(trusted: bool, share: float) -> None:
+def test_the_excess_risk_bound_of_dp_mu2_fl_matches_its_theorem(trusted: bool, share: float) -> None:
     """4D ((G + 2LD)/T + 2S√d/(ρ T √M) + σ~/√(TM)), M for √M if trusted."""
     clip = math.sqrt(1570) + 785 * 0.1
     terms = clip / 600 + 2 * clip * math.sqrt(7850) / (4 * 600 * share) + clip / math.sqrt(60_000)
     assert mu2_parameters(MNIST, *ASKED, trusted).excess_risk == pytest.approx(4 * 0.1 * terms)
 
 
-def test_zero_out_takes_half_of_the_noise() -> None:
+def test_zero_out_needs_half_of_the_noise_of_replace_one() -> None:
     half = mu2_parameters(replace(MNIST, relation="zero-out"), *ASKED, True).noise_in_mean
     assert half == pytest.approx(mu2_parameters(MNIST, *ASKED, True).noise_in_mean / 2)
 
 
-def test_a_loss_without_bounds_is_refused() -> None:
+def test_dp_mu2_fl_refuses_a_loss_without_a_smoothness_bound() -> None:
     with pytest.raises(InputError, match="smoothness"):
         mu2_parameters(replace(MNIST, smoothness=math.inf), *ASKED, True)
 
@@ -72,7 +72,7 @@ ESTIMATOR = RecursiveGradient(clip=1.0)
 MakeCell = Callable[..., Cell]
 
 
-def test_the_papers_step_needs_a_smoothness_above_0_where_there_is_no_noise(small_cell: MakeCell) -> None:
+def test_the_papers_step_needs_a_positive_smoothness_without_noise(small_cell: MakeCell) -> None:
     """Before: the step was infinite, and the run ended with a loss that was not finite."""
     settings = small_cell(algorithm__step="paper").algorithm.settings
     with pytest.raises(InputError, match="no smoothness L above 0 is known"):
@@ -95,7 +95,7 @@ def test_output_is_the_weighted_average_of_iterates(rounds: int, seed: int, radi
         assert float(iterate.norm()) <= radius * (1 + 1e-12)
 
 
-def test_query_moves_by_two_over_t_plus_two() -> None:
+def test_queries_move_by_two_over_t_plus_two_toward_the_iterate() -> None:
     optimizer = AnytimeSGD(step=1.0, radius=1e9)
     *_, state = drive(optimizer, torch.zeros(1), [torch.tensor([-3.0])], ESTIMATOR.round)
     assert float(optimizer.query(state)) == pytest.approx(3.0 * 2 / 3)
@@ -104,7 +104,7 @@ def test_query_moves_by_two_over_t_plus_two() -> None:
 
 @given(seed=st.integers(0, 10**6), radius=st.floats(0.01, 5.0))
 @settings(max_examples=50, deadline=None)
-def test_consecutive_queries_are_close(seed: int, radius: float) -> None:
+def test_consecutive_queries_are_within_their_bound_for_any_releases(seed: int, radius: float) -> None:
     """(t-1) ‖x_t - x_{t-1}‖ ≤ 2D whatever is released: the fact behind S = G + 2LD."""
     optimizer = AnytimeSGD(step=10.0, radius=radius)
     states = drive(optimizer, torch.zeros(3, dtype=torch.float64), draw_normals(seed, 39, 3), ESTIMATOR.round)
@@ -112,7 +112,7 @@ def test_consecutive_queries_are_close(seed: int, radius: float) -> None:
         assert t * float((query - before).norm()) <= 2 * (2 * radius) * (1 + 1e-9)
 
 
-def test_projection_leaves_the_inside_and_zero_alone() -> None:
+def test_projection_to_the_ball_leaves_inner_points_and_zero_unchanged() -> None:
     inside = torch.tensor([[0.3, 0.4], [0.0, 0.0]], dtype=torch.float64)
     assert torch.equal(project_to_ball(inside, 0.5), inside)
     torch.testing.assert_close(project_to_ball(torch.tensor([3.0, 4.0]), 0.5), torch.tensor([0.3, 0.4]))
@@ -126,7 +126,7 @@ def plan(cell: Cell) -> Plan:
 
 
 @pytest.mark.parametrize("trust", ["untrusted", "trusted"])
-def test_raised_late_clips_cost_no_noise_and_every_record_what_is_claimed(
+def test_larger_late_clip_norms_need_no_more_noise_and_give_every_record_the_claimed_mu(
     small_cell: MakeCell, trust: str
 ) -> None:
     """Replace-one by hand: record t moves each of the sums t … T of its silo by up to twice its clip."""
@@ -143,7 +143,7 @@ def test_raised_late_clips_cost_no_noise_and_every_record_what_is_claimed(
     assert stream.mu == pytest.approx(MU)
 
 
-def test_increments_are_clipped_to_the_raised_bounds() -> None:
+def test_increments_are_clipped_to_the_larger_clip_norm_of_their_round() -> None:
     """A record with a huge gradient moves the sum by its round's clip, from S at first to S √T."""
     estimator = RaisedClips(RecursiveGradient(CLIP), tuple((ROUNDS / (ROUNDS - t)) ** 0.5 for t in range(ROUNDS)))
     objective = SoftmaxRegression(4, 3, feature_norm=1e9, dtype=torch.float64)
@@ -177,7 +177,7 @@ EPOCHS = BALANCED | {"federation__epochs": 2, "privacy": {"relation": "zero-out"
         ({"algorithm__mechanism": "banded", "algorithm__bands": 8000}, r"bands.*1024"),
     ],
 )
-def test_what_is_not_free_or_does_not_end_is_refused(
+def test_balanced_late_clip_norms_with_other_mechanisms_or_epochs_and_too_many_bands_are_refused(
     small_cell: MakeCell, keys: dict[str, Any], line: str
 ) -> None:
     with pytest.raises(InputError, match=line):
@@ -185,7 +185,9 @@ def test_what_is_not_free_or_does_not_end_is_refused(
 
 
 @pytest.mark.parametrize("mechanism", ["tree", "banded", "independent"])
-def test_with_a_mechanism_it_is_online_to_batch_with_linear_weights(small_cell: MakeCell, mechanism: str) -> None:
+def test_dp_mu2_fl_with_a_mechanism_equals_online_to_batch_with_linear_weights(
+    small_cell: MakeCell, mechanism: str
+) -> None:
     shared: dict[str, Any] = {"trust": "trusted", "mechanism": mechanism, "clip": CLIP, "step": 0.01}
     mu2 = small_cell(algorithm={"name": "dp-mu2-fl", "diameter": 3.0, **shared})
     privacy = {"relation": "replace-one", "mu": MU}
@@ -196,7 +198,7 @@ def test_with_a_mechanism_it_is_online_to_batch_with_linear_weights(small_cell: 
 
 
 @pytest.mark.parametrize("mechanism", ["independent", "tree", "banded"])
-def test_the_papers_step_is_for_the_noise_that_is_released(small_cell: MakeCell, mechanism: str) -> None:
+def test_the_papers_step_uses_the_noise_that_the_mechanism_releases(small_cell: MakeCell, mechanism: str) -> None:
     """η = D / (σ √(T d)) with σ the noise in a release: measured here by running the mechanism on unit vectors."""
     keys = {"algorithm__mechanism": mechanism, "federation__rounds": ROUNDS, "algorithm__clip": CLIP}
     made = plan(small_cell(**keys, privacy__rho=0.1))
@@ -208,7 +210,7 @@ def test_the_papers_step_is_for_the_noise_that_is_released(small_cell: MakeCell,
     assert made.optimizer.step == pytest.approx(0.1 / (released * np.sqrt(ROUNDS * dimension)), rel=1e-12)
 
 
-def test_late_clips_in_two_epochs_would_cost_17_percent() -> None:
+def test_larger_late_clip_norms_over_two_epochs_increase_the_sensitivity_by_17_percent() -> None:
     """What the refusal says: the price of two passes, over that of equal clips."""
     rounds, schedule = 60, FixedOrder(60, 30)
     clips = np.sqrt(rounds / np.arange(rounds, 0.0, -1.0))
@@ -218,7 +220,7 @@ def test_late_clips_in_two_epochs_would_cost_17_percent() -> None:
 
 
 @pytest.mark.parametrize(("rounds", "share"), [(16, 0.674), (60, 0.812), (600, 0.936)])
-def test_growing_clips_cost_less(small_cell: MakeCell, rounds: int, share: float) -> None:
+def test_growing_clip_norms_need_less_noise(small_cell: MakeCell, rounds: int, share: float) -> None:
     """S_t = G + 2LD (t-1)/(t+1): the noise falls to that of the worst round, S_t √(T - t + 1) over S √T."""
     keys: dict[str, Any] = {"federation__rounds": rounds, "algorithm__diameter": 0.1}
     keys |= {"data__name": "synthetic", "model": {"name": "softmax-regression"}}
@@ -230,7 +232,7 @@ def test_growing_clips_cost_less(small_cell: MakeCell, rounds: int, share: float
     assert stream.mu == pytest.approx(4.0)
 
 
-def test_no_increment_is_clipped_by_growing_clips(small_cell: MakeCell) -> None:
+def test_growing_clip_norms_clip_no_increment(small_cell: MakeCell) -> None:
     """Without noise the trajectory is the paper's: the bound holds for every increment of the run."""
     quiet = {"privacy": {"relation": "replace-one", "mode": "none"}, "algorithm__step": 0.01}
     (paper,), _ = run("vectorized", small_cell(**quiet))
@@ -239,7 +241,7 @@ def test_no_increment_is_clipped_by_growing_clips(small_cell: MakeCell) -> None:
     np.testing.assert_allclose(growing.cell_outcome.model, paper.cell_outcome.model, rtol=1e-9, atol=1e-15)
 
 
-def test_the_next_point_uses_the_last_batch(small_cell: MakeCell) -> None:
+def test_the_output_next_publishes_the_query_after_the_last_round(small_cell: MakeCell) -> None:
     """x_{T+1} of T rounds is x_T of a run that asks once more, whose last release moves nothing."""
     quiet = {"privacy": {"relation": "replace-one", "mode": "none"}, "algorithm__step": 0.01}
     (following,), _ = run("vectorized", small_cell(**quiet, algorithm__output="next"))
@@ -252,6 +254,6 @@ def test_the_next_point_uses_the_last_batch(small_cell: MakeCell) -> None:
         assert torch.equal(optimizer.output(state), optimizer.query(state))
 
 
-def test_an_estimator_without_weights_is_refused_and_not_left_without_averages() -> None:
+def test_dp_mu2_fl_refuses_an_estimator_without_averaging_weights() -> None:
     with pytest.raises(InputError, match="the estimator's weights, and this estimator has none"):
         drive(AnytimeSGD(step=1.0, radius=1e9), vectors(0.0, 0.0), [vectors(1.0, 1.0)], PlainGradient(1.0).round)

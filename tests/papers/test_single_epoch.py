@@ -67,7 +67,7 @@ def descend(optimizer: Any, estimator: Estimator, value: Callable[[Tensor], Tens
 @pytest.mark.every(6)
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("factor", [1.0, 2.0, 4.0])
-def test_accelerated_rate_on_huber_losses(seed: int, factor: float) -> None:
+def test_nesterov_coupling_reaches_the_accelerated_rate_on_huber_losses(seed: int, factor: float) -> None:
     """F(y_T) - F* ≤ 0.63 β R² / η_{0:T} for every T, η_{0:T} = (T+1)(T+2)/2; the halved z-step reaches 1.02."""
     value, smoothness = huber(seed)
     beta = factor * smoothness
@@ -76,7 +76,7 @@ def test_accelerated_rate_on_huber_losses(seed: int, factor: float) -> None:
         assert reached <= 0.63 * beta / ((rounds + 1) * (rounds + 2) / 2)
 
 
-def test_without_coupling_it_is_visibly_slower() -> None:
+def test_projected_sgd_is_over_three_times_worse_than_nesterov_coupling() -> None:
     value, smoothness = huber(0)
     fast = descend(NesterovCoupling(smoothness, 1.0), RecursiveGradient(LOOSE), value, 200)
     slow = descend(ProjectedSGD(1.0 / smoothness, 1.0), RecursiveGradient(LOOSE), value, 200)
@@ -86,7 +86,9 @@ def test_without_coupling_it_is_visibly_slower() -> None:
 
 @given(rounds=st.integers(1, 12), batch=st.integers(1, 4), seed=st.integers(0, 10**6))
 @settings(max_examples=25, deadline=None)
-def test_at_a_fixed_point_the_sum_is_the_running_mean(rounds: int, batch: int, seed: int) -> None:
+def test_at_a_fixed_query_the_normalized_running_sum_is_the_mean_gradient(
+    rounds: int, batch: int, seed: int
+) -> None:
     """S_t / η_t with x_t = x_{t-1} is the mean of the batch gradients so far."""
     generator = torch.Generator().manual_seed(seed)
     point = torch.randn(12, generator=generator, dtype=torch.float64)
@@ -103,7 +105,7 @@ def test_at_a_fixed_point_the_sum_is_the_running_mean(rounds: int, batch: int, s
 
 @given(rounds=st.integers(2, 10), victim=st.integers(0, 9), seed=st.integers(0, 10**6), clip=st.floats(0.1, 5.0))
 @settings(max_examples=40, deadline=None)
-def test_zeroing_a_record_moves_every_later_sum_by_the_clip_over_the_batch(
+def test_a_zeroed_record_moves_every_later_running_sum_by_at_most_clip_norm_over_batch(
     rounds: int, victim: int, seed: int, clip: float
 ) -> None:
     """Brute force, neighbours with the same queries: ≤ C/B from the record's round on (round 1: first_clip/B)."""
@@ -125,7 +127,7 @@ def test_zeroing_a_record_moves_every_later_sum_by_the_clip_over_the_batch(
         assert moved <= bound * (1 + 1e-9) if t >= victim else moved == 0.0
 
 
-def test_the_bound_on_a_zeroed_record_is_attained() -> None:
+def test_a_zeroed_record_with_a_large_gradient_attains_the_bound_on_the_running_sum() -> None:
     """A record whose gradient is above the clip norm moves the sum by exactly C/B: the noise buys no slack."""
     point = torch.zeros(12).double()
     records = Records(10.0 * torch.eye(4, dtype=torch.float64)[:2], torch.tensor([0, 1]))
@@ -138,7 +140,7 @@ def test_the_bound_on_a_zeroed_record_is_attained() -> None:
 
 
 @given(power=st.integers(1, 5), t=st.integers(1, 300))
-def test_power_weights_add_up(power: int, t: int) -> None:
+def test_the_total_of_power_weights_is_the_sum_of_the_single_weights(power: int, t: int) -> None:
     weights = PowerWeights(power)
     assert weights.total(t) == pytest.approx(sum(k**power for k in range(1, t + 1)), rel=1e-12)
     assert weights.weight(0) == 0.0
@@ -146,7 +148,7 @@ def test_power_weights_add_up(power: int, t: int) -> None:
         assert (weights.weight(t), weights.total(t)) == (LinearWeights().weight(t), LinearWeights().total(t))
 
 
-def test_momentum_and_averages_by_hand() -> None:
+def test_momentum_averaging_and_follow_the_leader_match_a_calculation_by_hand() -> None:
     """Three gradients of one coordinate: heavy ball, its average, and follow the leader on sums."""
     gradients, rounds = [1.0, -2.0, 4.0], PlainGradient(LOOSE)
     sgd, leader = ProjectedSGD(0.1, LOOSE, 0.5, averaged=True), FollowTheRegularizedLeader(0.1, LOOSE, 0.5)
@@ -159,7 +161,7 @@ def test_momentum_and_averages_by_hand() -> None:
     assert float(leader.output(chosen)) == pytest.approx(1.0 - 0.1 * (0.25 * 1.0 + 0.5 * -1.0 + 3.0))
 
 
-def test_online_to_batch_with_power_one_is_the_anytime_server() -> None:
+def test_online_to_batch_with_power_one_equals_anytime_sgd() -> None:
     released = [torch.tensor([float(k), -1.0]) for k in range(5)]
     outputs = []
     for weights in (LinearWeights(), PowerWeights(1)):
@@ -170,7 +172,7 @@ def test_online_to_batch_with_power_one_is_the_anytime_server() -> None:
 
 
 @pytest.mark.parametrize(("rounds", "saved"), [(16, 0.106), (60, 0.087), (240, 0.065)])
-def test_a_balanced_first_clip_evens_out_the_nodes_of_round_1(rounds: int, saved: float) -> None:
+def test_a_balanced_first_clip_norm_lowers_the_tree_sensitivity_by_one_node(rounds: int, saved: float) -> None:
     """Round 1 is in one released node more than any other; with its clip smaller all cost the same."""
     row = find_algorithm("accelerated-dp-srgd")
     problem = Problem(10, lipschitz=1.0, smoothness=1.0, convex=True, batch=1, schedule=FixedOrder(rounds, rounds))

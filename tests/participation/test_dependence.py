@@ -33,7 +33,7 @@ class Silent(View):
     """A view that declares nothing."""
 
 
-def test_guarantee_silence_means_anything() -> None:
+def test_guarantee_an_undeclared_dependence_counts_as_every_dependence() -> None:
     assert declared_dependence(object()) == UNDECLARED
     assert declared_dependence(Silent(BASE)) == Silent(BASE).dependence == UNDECLARED
     assert declared_dependence(dataclasses.make_dataclass("Odd", [("dependence", str)])("record")) == UNDECLARED
@@ -41,7 +41,7 @@ def test_guarantee_silence_means_anything() -> None:
         check_dependence(Silent(BASE), PUBLIC_ORDER_FACTS, "a sampling")
 
 
-def test_guarantee_views_add_to_what_their_base_declares() -> None:
+def test_guarantee_an_objective_wrapper_declares_its_dependence_together_with_the_inner_objective() -> None:
     assert declared_dependence(BASE) == Dependence.RECORD
     for kind in (RecordView, EvaluationView):
         assert declared_dependence(kind(BASE)) == Dependence.RECORD
@@ -67,7 +67,9 @@ class Positioned(View):
 
 
 @pytest.mark.parametrize("inner", [Silent, Positioned])
-def test_guarantee_no_view_covers_the_silence_or_the_positions_of_its_base(inner: type[View]) -> None:
+def test_guarantee_no_wrapper_hides_undeclared_or_position_dependence_of_its_inner_objective(
+    inner: type[View],
+) -> None:
     """Gains: a part that is keyed by who else is drawn, inside of one that says it is keyed by rows."""
     assert declared_dependence(Sure(BASE)) == OWN_FACTS
     hidden = smoothed(inner(BASE))
@@ -77,14 +79,14 @@ def test_guarantee_no_view_covers_the_silence_or_the_positions_of_its_base(inner
     assert not any(fact & OWN_FACTS for fact in (Dependence.POSITION, Dependence.BATCH, Dependence.UNKNOWN))
 
 
-def test_every_participation_says_what_it_allows() -> None:
+def test_every_participation_declares_the_dependence_that_it_allows() -> None:
     for kind in PARTICIPATIONS.values():
         assert kind.allowed_dependence == (OWN_FACTS if kind.secret else PUBLIC_ORDER_FACTS)
     assert all(Dependence.BATCH not in kind.allowed_dependence for kind in PARTICIPATIONS.values())
 
 
 @pytest.mark.parametrize("unit", [USER, CLIENT])
-def test_a_unit_has_no_rows_of_single_records(unit: Any) -> None:
+def test_person_and_client_units_refuse_objectives_that_depend_on_the_row_index(unit: Any) -> None:
     assert RECORD.allowed_dependence == UNDECLARED
     with pytest.raises(InputError, match=r"depends on its row in the silo, the round, the silo"):
         check_dependence(smoothed(BASE), unit.allowed_dependence, "privacy.unit")

@@ -35,7 +35,7 @@ def test_every_epoch_reads_every_batch_once(rounds: int, rounds_per_epoch: int) 
     assert batches == order.visits.tolist()
 
 
-def test_permutations_are_written_out() -> None:
+def test_fresh_permutations_and_their_digest_match_the_philox_definition() -> None:
     """The order of raw words of Philox under the public key of the seed; the digest is of 4-byte numbers."""
     words = public_generator(1, "fresh permutations").bit_generator.random_raw(6).tolist()
     expected = [
@@ -58,7 +58,7 @@ def test_permutations_are_uniform_and_differ_between_epochs_and_seeds() -> None:
     assert read(FreshOrder(40, 20, 1))[:20] != read(FreshOrder(40, 20, 1))[20:]
 
 
-def test_a_run_that_stops_early_has_the_rounds_that_it_read() -> None:
+def test_truncated_order_keeps_the_batches_of_its_rounds() -> None:
     order = FreshOrder(23, 5, 3)
     for rounds in (1, 5, 6, 22, 23):
         stopped = order.truncate(rounds)
@@ -67,7 +67,7 @@ def test_a_run_that_stops_early_has_the_rounds_that_it_read() -> None:
         assert FreshOrder.from_data({k: v for k, v in stopped.to_data().items() if k != "name"}) == stopped
 
 
-def test_data_survive_json_and_another_digest_or_seed_is_refused() -> None:
+def test_fresh_order_survives_json_and_refuses_another_digest_or_seed() -> None:
     order = FreshOrder(10, 4, 9)
     data = json.loads(json.dumps(order.to_data()))
     assert data == {"name": "fresh", "rounds": 10, "rounds_per_epoch": 4, "seed": 9, "digest": order.digest}
@@ -89,18 +89,18 @@ def test_data_survive_json_and_another_digest_or_seed_is_refused() -> None:
         {"rounds": 4.0},
     ],
 )
-def test_numbers_that_no_order_has_are_refused_before_anything_is_drawn(numbers: dict[str, Any]) -> None:
+def test_invalid_rounds_epoch_lengths_and_seeds_of_a_fresh_order_are_refused(numbers: dict[str, Any]) -> None:
     with pytest.raises(InputError, match="rounds are 1 to 1,048,576, and a seed is 0 or more"):
         FreshOrder(**{"rounds": 8, "rounds_per_epoch": 4, "seed": 0, **numbers})
 
 
 @pytest.mark.parametrize("t", [0, -1, 9])
-def test_there_is_no_round_beyond_the_first_and_the_last(t: int) -> None:
+def test_round_numbers_outside_the_order_are_refused(t: int) -> None:
     with pytest.raises(ValueError, match=f"round {t} is not one of 1 … 8"):
         FreshOrder(8, 4, 0).batches(t)
 
 
-def test_it_is_a_public_order_of_a_row_and_no_name_of_sampling() -> None:
+def test_fresh_order_is_public_and_not_selectable_as_a_sampling() -> None:
     order = FreshOrder(8, 4, 0)
     assert not order.secret
     assert order.public_order is order

@@ -89,13 +89,13 @@ REFUSED: list[tuple[Any, ...]] = [
 
 
 @pytest.mark.parametrize("refusal", REFUSED, ids=lambda refusal: refusal[0])
-def test_a_participation_that_cannot_be_is_refused(refusal: tuple[Any, ...]) -> None:
+def test_invalid_participation_classes_and_parameters_are_refused(refusal: tuple[Any, ...]) -> None:
     line, call, *arguments = refusal
     with pytest.raises(InputError, match=line):
         call(*arguments)
 
 
-def test_a_name_that_nobody_added_names_those_there_are() -> None:
+def test_unknown_participation_name_is_refused_with_the_list_of_known_names() -> None:
     USER_PARTICIPATIONS.clear()
     with pytest.raises(InputError, match=r"federation\.sampling.*'fixed', .*, 'balanced' or 'available'"):
         cell_of()
@@ -103,14 +103,14 @@ def test_a_name_that_nobody_added_names_those_there_are() -> None:
         participation_from_data(WithoutReplacement(8, 2, 1, 4).to_data())
 
 
-def test_every_record_is_in_k_rounds_and_a_round_has_its_batch_in_the_mean() -> None:
+def test_every_record_joins_k_rounds_and_rounds_have_the_expected_mean_size() -> None:
     """300 records in 4 of 12 rounds each, uniformly: 100 a round, with a deviation of 8.2 (5 of them)."""
     table = tabulate(WithoutReplacement(12, 4, 1, 3), 100, seed=3)
     assert (table.sum(1) == 4).all()
     assert np.abs(table.sum(0) - 100).max() < 41
 
 
-def test_it_is_charged_as_any_pattern_of_so_many_rounds() -> None:
+def test_custom_participation_is_charged_as_the_worst_pattern_of_k_rounds() -> None:
     order, clips = WithoutReplacement(12, 3, 1, 4), np.full(12, 2.0)
     known = BinaryTree().sensitivity(Workload(MinSeparation(12, 3, 1), 1.0, clips))
     assert BinaryTree().sensitivity(Workload(order, 1.0, clips)) == known
@@ -131,13 +131,17 @@ class Careless(WithoutReplacement):
 
 
 @pytest.mark.parametrize("rounds", [[1, 4], [0, 4]])
-def test_rounds_that_are_charged_are_read(rounds: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_records_are_selected_in_drawn_rounds_that_meet_the_charged_limits(
+    rounds: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(Careless, "given", rounds)
     assert Careless(8, 2, 3, 4).select_rows(4, 5, 0, lambda: coins(3)).tolist() == list(range(20))
 
 
 @pytest.mark.parametrize("rounds", [[1, 3], [4, 4], [1, 4, 8], [9, 0], [-1, 4], [1.0, 4.0]])
-def test_rounds_that_are_not_charged_are_not_read(rounds: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_drawn_rounds_that_break_the_charged_limits_are_refused(
+    rounds: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(Careless, "given", rounds)
     line = r'"careless": the rounds it draws .* at most 2 of 1 … 8 .*, 3 or more apart'
     with pytest.raises(RunError, match=line):
@@ -145,7 +149,9 @@ def test_rounds_that_are_not_charged_are_not_read(rounds: list[int], monkeypatch
 
 
 @pytest.mark.parametrize("shape", [(20,), (20, 1, 2), ()])
-def test_rounds_of_another_shape_are_refused(shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_drawn_rounds_of_the_wrong_array_shape_are_refused(
+    shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(Careless, "rounds_of", lambda *_: np.ones(shape, np.int64))
     with pytest.raises(RunError, match="the rounds it draws are not what is charged"):
         Careless(8, 2, 3, 4).select_rows(4, 5, 0, lambda: coins(3))
@@ -153,7 +159,7 @@ def test_rounds_of_another_shape_are_refused(shape: tuple[int, ...], monkeypatch
 
 @pytest.mark.parametrize("trust", ["untrusted", "trusted", "secure-aggregation"])
 @pytest.mark.parametrize("arithmetic", ["float", "integers"])
-def test_it_runs_on_both_engines_and_is_read_back(trust: str, arithmetic: str) -> None:
+def test_custom_participation_runs_on_both_engines_and_survives_the_ledger(trust: str, arithmetic: str) -> None:
     cell = cell_of(trust, run__arithmetic=arithmetic)
     (inprocess,), _ = run("inprocess", cell)
     if arithmetic == "float":
@@ -167,7 +173,7 @@ def test_it_runs_on_both_engines_and_is_read_back(trust: str, arithmetic: str) -
         assert stream_from_data(json.loads(json.dumps(stream_to_data(stream)))) == stream
 
 
-def test_what_a_run_writes_has_to_be_what_is_read() -> None:
+def test_participation_whose_data_do_not_restore_it_is_refused() -> None:
     @dataclass(frozen=True)
     class Forgetful(WithoutReplacement):
         name: ClassVar[str] = "forgetful"
@@ -201,7 +207,7 @@ def test_a_participation_has_the_scenarios_rounds(rounds: int, rounds_per_epoch:
 
 
 @pytest.mark.slow
-def test_a_folder_is_shown_and_its_claim_computed_again_where_its_file_is_named(tmp_path: Path) -> None:
+def test_ledger_of_a_custom_participation_is_recomputed_only_with_fedpriv_import(tmp_path: Path) -> None:
     tree = small_tree(federation=FEDERATION, privacy={"relation": "replace-one", "mu": 1.0})
     results = fedpriv.run(tree, out=str(tmp_path / "run"))
     assert results.cells[0].privacy.mu == pytest.approx(1.0, rel=1e-9)
@@ -213,7 +219,7 @@ def test_a_folder_is_shown_and_its_claim_computed_again_where_its_file_is_named(
         assert ("FEDPRIV_IMPORT" in result.stderr) != reads
 
 
-def test_a_guard_answers_with_permission_only(tmp_path: Path) -> None:
+def test_guard_runs_a_custom_participation_only_if_its_extension_is_allowed(tmp_path: Path) -> None:
     code = scenario(federation={**FEDERATION, "batch": 2})
     USER_PARTICIPATIONS.clear()
     (tmp_path / "without").mkdir()

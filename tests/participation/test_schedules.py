@@ -55,7 +55,7 @@ def test_every_round_of_a_single_pass_has_a_number_of_batches(numbers: tuple[int
     [FixedOrder(6, 3), Phases((3, 1)), BalancedSubsampling(6, 3), ClientAvailability(6, 2, 2, 3)],
     ids=lambda order: order.name,
 )
-def test_there_is_no_round_beyond_the_first_and_the_last(order: Participation, t: int) -> None:
+def test_round_numbers_outside_the_schedule_are_refused(order: Participation, t: int) -> None:
     with pytest.raises(ValueError, match=f"round {t} is not one of 1 … 6"):
         order.select_rows(t, 2, 0, coins)
 
@@ -95,7 +95,7 @@ def test_a_report_says_how_often_a_record_takes_part(order: Participation, words
     assert order.words == words
 
 
-def test_phases_read_every_batch_once_and_nothing_in_the_round_that_ends_one() -> None:
+def test_phases_read_every_batch_once_and_nothing_in_their_last_round() -> None:
     phases = Phases((3, 1))
     assert [list(phases.batches(t)) for t in range(1, phases.rounds + 1)] == [[0], [1], [2], [], [3], []]
 
@@ -132,7 +132,7 @@ def answers(order: ClientAvailability) -> NDArray[np.bool_]:
 
 
 @pytest.mark.parametrize("most", [4, 2])
-def test_a_client_keeps_its_timer_and_its_count(most: int) -> None:
+def test_client_answers_keep_the_minimum_separation_and_the_maximum_count(most: int) -> None:
     """Guarantee of `ClientAvailability`: at least the separation between two answers, and no more than said."""
     order = ClientAvailability(40, most, 10, PLACES)
     came = answers(order)
@@ -143,7 +143,7 @@ def test_a_client_keeps_its_timer_and_its_count(most: int) -> None:
     assert (came.sum(1) > 1).mean() > 0.1  # it is no rule of one answer
 
 
-def test_cohorts_are_as_large_as_expected() -> None:
+def test_mean_cohort_size_matches_its_expectation() -> None:
     """40 rounds of 600 clients, mean 20: the mean lies within 4.9 deviations (false alarm 1e-6)."""
     sizes = answers(ClientAvailability(40, 4, 10, PLACES)).sum(0)
     deviation = np.sqrt(COHORT / 40 * (1 - 10 / PLACES))
@@ -151,7 +151,7 @@ def test_cohorts_are_as_large_as_expected() -> None:
     assert sizes.std() > 1.0
 
 
-def test_nothing_but_the_key_and_the_round_says_who_comes() -> None:
+def test_selection_of_available_clients_does_not_depend_on_the_order_of_requests() -> None:
     """No state: rounds asked in any order, again, give the same clients."""
     order, bits = ClientAvailability(40, 2, 10, PLACES), coins(3)
     in_order, backwards = (
@@ -162,14 +162,14 @@ def test_nothing_but_the_key_and_the_round_says_who_comes() -> None:
 
 
 @pytest.mark.parametrize("mechanism", [IndependentGaussian(), BinaryTree(), LeafGaussian()])
-def test_it_is_accounted_for_as_any_pattern_that_keeps_the_timers(mechanism: Mechanism) -> None:
+def test_client_availability_is_charged_as_the_worst_pattern_with_its_separation(mechanism: Mechanism) -> None:
     order, clips = ClientAvailability(40, 3, 10, PLACES), np.full(40, 2.0)
     known = mechanism.sensitivity(Workload(MinSeparation(40, 3, 10), 1.0, clips))
     assert mechanism.sensitivity(Workload(order, 1.0, clips)) == known
     assert known > mechanism.sensitivity(Workload(FixedOrder(40, 40), 1.0, clips))
 
 
-def test_it_is_data() -> None:
+def test_client_availability_is_restored_from_its_data_and_can_be_truncated() -> None:
     order = ClientAvailability(40, 3, 10, PLACES)
     assert participation_from_data(order.to_data()) == order
     assert order.truncate(12) == ClientAvailability(12, 3, 10, PLACES)
@@ -177,6 +177,6 @@ def test_it_is_data() -> None:
     assert mu_of(1.0, 1e-5) == order.calibrated_mu(mock.Mock(), mu_of(1.0, 1e-5), 1e-5)
 
 
-def test_how_often_is_what_the_rounds_leave_room_for() -> None:
+def test_maximum_participations_follow_from_rounds_and_minimum_separation() -> None:
     order = ClientAvailability.from_schedule(FixedOrder(40, PLACES), ParticipationKeys(min_separation=12))
     assert order == ClientAvailability(40, 4, 12, PLACES)

@@ -41,7 +41,7 @@ def test_allocation_has_every_record_in_one_round_of_its_group_in_every_epoch(gr
     assert np.array_equal(record % groups, place % groups)
 
 
-def test_allocation_is_uniform_and_anew_in_every_epoch_and_silo() -> None:
+def test_allocation_is_uniform_and_independent_across_epochs_silos_and_keys() -> None:
     """χ² of 8 rounds, and of pairs of rounds of two epochs, two silos and two keys: false alarm 4e-6 each."""
     order = RandomAllocation(16, 8)
     bins = [
@@ -54,13 +54,13 @@ def test_allocation_is_uniform_and_anew_in_every_epoch_and_silo() -> None:
         assert stats.chisquare(pairs).pvalue > 4e-6
 
 
-def test_records_choose_independently_of_how_many_others_there_are() -> None:
+def test_secret_rounds_of_a_record_do_not_depend_on_the_number_of_records() -> None:
     """The round of a record is a function of key, silo, epoch and row alone: neighbours have the same coins."""
     for order in (RandomAllocation(24, 12, 3), PoissonSampling(24, 12, 3)):
         assert np.array_equal(tabulate(order, 2), tabulate(order, 50)[:24])
 
 
-def test_poisson_throws_a_coin_in_every_round_of_a_group_and_in_no_other() -> None:
+def test_poisson_sampling_includes_records_at_its_rate_in_rounds_of_their_group_only() -> None:
     order = PoissonSampling(24, 12, 3)
     assert order.rate == 0.25
     table = tabulate(order, 500)
@@ -72,7 +72,7 @@ def test_poisson_throws_a_coin_in_every_round_of_a_group_and_in_no_other() -> No
 
 @pytest.mark.parametrize("rounds", [1, 5, 13, 24])
 @pytest.mark.parametrize("groups", [1, 4, 12])
-def test_a_record_is_charged_for_every_round_in_which_a_coin_is_thrown_for_it(rounds: int, groups: int) -> None:
+def test_poisson_sampling_charges_every_round_in_which_a_record_may_be_sampled(rounds: int, groups: int) -> None:
     """Also where groups do not divide the rounds: 13 rounds, 4 groups, z = 1 told ε 4.57 of 5.12."""
     order = PoissonSampling(rounds, 12, groups)
     coins_of_group = np.zeros(groups, np.int64)
@@ -81,7 +81,7 @@ def test_a_record_is_charged_for_every_round_in_which_a_coin_is_thrown_for_it(ro
     assert order.guarantee_for_noise(1.0, "zero-out").rounds == coins_of_group.max()
 
 
-def test_numbers_are_drawn_again_where_some_would_be_likelier(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_random_integers_are_redrawn_where_the_modulus_would_bias_them(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of 64 bits the last ones that do not fill a round of choices are left out."""
     attempts = []
 
@@ -98,14 +98,14 @@ def test_numbers_are_drawn_again_where_some_would_be_likelier(monkeypatch: pytes
     assert attempts == [0]
 
 
-def test_bins_and_coins_are_different_streams() -> None:
+def test_random_bins_and_bernoulli_draws_are_uncorrelated() -> None:
     same, size = coins(), 20_000
     bits = [same.bernoulli(size, 0.5, 0, 1), same.numbers(size, 2, 0, 1) == 0, same.numbers(size, 2, 0, 2) == 0]
     correlations = np.corrcoef(np.array(bits, np.float64)) - np.eye(3)
     assert np.abs(correlations).max() < 4.5 / np.sqrt(size)
 
 
-def test_a_run_that_stopped_is_charged_for_whole_epochs() -> None:
+def test_truncated_random_allocation_is_charged_for_whole_epochs() -> None:
     order = RandomAllocation(36, 12, 2)
     assert [order.truncate(rounds) for rounds in (0, 13, 36)] == [order] * 3
     assert RandomAllocation(13, 12).epochs == 2
@@ -140,7 +140,7 @@ ORDERS = [
 
 
 @pytest.mark.parametrize("order", ORDERS)
-def test_a_ledger_gives_back_what_it_was_given(order: SecretOrder) -> None:
+def test_secret_orders_survive_json_and_missing_groups_default_to_one(order: SecretOrder) -> None:
     assert participation_from_data(json.loads(json.dumps(order.to_data()))) == order
     without = {key: value for key, value in PoissonSampling(5, 12).to_data().items() if key != "groups"}
     assert participation_from_data(without) == PoissonSampling(5, 12)  # as it was written before there were groups
@@ -171,7 +171,7 @@ MECHANISMS: dict[str, tuple[Any, ...]] = {
 
 
 @pytest.mark.parametrize("name", MECHANISMS)
-def test_columns_are_those_of_the_strategy_and_rounds_of_a_record_move_disjoint_blocks(name: str) -> None:
+def test_blocks_match_the_banded_strategy_matrix_and_too_few_groups_are_refused(name: str) -> None:
     """κ against C, computed from the noise: what it is for the accountant of independent rounds."""
     mechanism, bands, *form = MECHANISMS[name]
     workload = Workload(RandomAllocation(12, 12, 4), form[0], CLIPS, *form[1:])
@@ -191,7 +191,9 @@ def test_columns_are_those_of_the_strategy_and_rounds_of_a_record_move_disjoint_
 
 @pytest.mark.parametrize("decay", [1.0, 0.5])
 @pytest.mark.parametrize("kind", [IndependentGaussian, BinaryTree])
-def test_what_a_record_moves_for_ever_is_refused(kind: type[Mechanism], decay: float) -> None:
+def test_mechanisms_with_unbounded_influence_of_a_record_are_refused_under_poisson_sampling(
+    kind: type[Mechanism], decay: float
+) -> None:
     mechanism: Mechanism = BinaryTree(decay) if kind is BinaryTree else IndependentGaussian()
     sums = RunningSums(mechanism, Workload(PoissonSampling(12, 12, 12), decay, CLIPS), "zero-out")
     with pytest.raises(InputError, match="a record's influence is unbounded there"):
@@ -216,7 +218,7 @@ def test_every_record_takes_part_in_as_many_rounds_as_there_are_epochs(groups: i
     assert (tabulate(order, 50, silo=1, seed=1) != table).any()
 
 
-def test_every_set_of_rounds_is_as_likely() -> None:
+def test_balanced_subsampling_draws_every_set_of_rounds_equally_often() -> None:
     """Chi-square over the 20 sets of 3 of 6 rounds; at the fixed seed, false alarm rate 1e-6."""
     table = tabulate(BalancedSubsampling(6, 2), 10_000, seed=1)
     counts = Counter(tuple(np.flatnonzero(row)) for row in table)
@@ -265,7 +267,7 @@ def ratios(relation: Relation, z: float, rounds: int, passes: int, draws: int = 
     ("z", "rounds", "passes"),
     [(2.0, 60, 10), (1.5, 60, 10), (1.0, 60, 4), (1.0, 20, 2), (3.0, 20, 10), (2.0, 8, 4)],
 )
-def test_what_is_charged_is_never_below_samples_of_the_truth(
+def test_charged_delta_of_balanced_subsampling_is_never_below_monte_carlo(
     relation: Relation, z: float, rounds: int, passes: int
 ) -> None:
     """Guarantee: δ at 6 values of ε in both directions, less 4 standard errors; 72 points in all."""
@@ -281,7 +283,7 @@ def test_what_is_charged_is_never_below_samples_of_the_truth(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("relation", ["zero-out", "replace-one"])
-def test_the_bound_is_within_a_few_percent_of_the_truth(relation: Relation) -> None:
+def test_epsilon_of_balanced_subsampling_is_within_six_percent_of_monte_carlo(relation: Relation) -> None:
     """At δ = 1e-2, where 40,000 samples tell: the bound is at most 6 % above."""
     for z, rounds, passes in ((2.0, 60, 10), (1.0, 20, 2)):
         promise = BalancedSubsampling(rounds, rounds // passes).guarantee_for_noise(z, relation)

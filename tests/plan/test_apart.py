@@ -34,7 +34,9 @@ OTHERWISE: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("what", OTHERWISE)
-def test_any_other_run_on_the_same_tables_is_charged_for_twice_the_clip(tmp_path: Path, what: str) -> None:
+def test_other_runs_on_the_same_tables_have_an_increment_diameter_of_two_clip_norms(
+    tmp_path: Path, what: str
+) -> None:
     """Guarantee: `apart` is below 2 only for public vectors in rounds with noise of their own."""
     tree = json.loads(scenario(plan(tmp_path), **OTHERWISE[what]))
     cell = resolve_cell(tree, "test")
@@ -55,7 +57,7 @@ class Liar(Indicators):
         return 1.0
 
 
-def test_no_other_class_is_believed(tmp_path: Path) -> None:
+def test_a_subclass_cannot_claim_a_smaller_increment_diameter(tmp_path: Path) -> None:
     """Guarantee: a distance is one that fedpriv proves."""
     asked = plan(tmp_path)
     honest = asked.make_plan().objective
@@ -64,7 +66,7 @@ def test_no_other_class_is_believed(tmp_path: Path) -> None:
     assert make_plan(asked.cell, Liar(honest.settings, honest.dtype)).increment_diameter == APART
 
 
-def test_a_ledger_keeps_the_distance_and_gives_the_same_claim(tmp_path: Path) -> None:
+def test_a_ledger_stores_the_increment_diameter_and_reproduces_mu(tmp_path: Path) -> None:
     for stream in make_release_streams(plan(tmp_path).make_plan(for_release=True), 1):
         data = json.loads(json.dumps(stream_to_data(stream)))
         assert data["apart"] == stream.increment_diameter < APART
@@ -73,7 +75,7 @@ def test_a_ledger_keeps_the_distance_and_gives_the_same_claim(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("apart", [0.5, 0.0, -1.0, 2.5, float("nan"), float("inf")])
-def test_a_ledger_with_a_distance_that_cannot_be_is_refused(tmp_path: Path, apart: float) -> None:
+def test_a_ledger_with_an_impossible_increment_diameter_is_refused(tmp_path: Path, apart: float) -> None:
     data = stream_to_data(make_release_streams(plan(tmp_path).make_plan(), 1)[0])
     with pytest.raises(InputError, match="clips apart"):
         stream_from_data({**data, "apart": apart})
@@ -82,7 +84,7 @@ def test_a_ledger_with_a_distance_that_cannot_be_is_refused(tmp_path: Path, apar
 @pytest.mark.parametrize(
     "changes", [{"decay": 1.0}, {"mechanism": {"name": "tree", "decay": 0.0, "period": None}}]
 )
-def test_a_ledger_of_many_rounds_that_go_on_has_no_smaller_distance(
+def test_a_ledger_of_running_sums_or_tree_noise_with_a_smaller_increment_diameter_is_refused(
     tmp_path: Path, changes: dict[str, Any]
 ) -> None:
     data = stream_to_data(make_release_streams(plan(tmp_path).make_plan(), 1)[0]) | {"clips": [[1.0, 2]]}
@@ -92,7 +94,7 @@ def test_a_ledger_of_many_rounds_that_go_on_has_no_smaller_distance(
         stream_from_data({**data, **changes})
 
 
-def test_two_rounds_of_the_same_tables_are_charged_for_the_distance_twice(tmp_path: Path) -> None:
+def test_two_rounds_on_the_same_tables_cost_root_two_times_the_mu_of_one_round(tmp_path: Path) -> None:
     tree = json.loads(scenario(plan(tmp_path), federation={"rounds": 2, "epochs": 2}))
     cell = resolve_cell(tree, "test")
     assert cell.data.table_schema is not None
@@ -103,7 +105,9 @@ def test_two_rounds_of_the_same_tables_are_charged_for_the_distance_twice(tmp_pa
 
 
 @pytest.mark.parametrize("sampling", ["poisson", "allocation", "balanced"])
-def test_a_ledger_has_no_smaller_distance_where_rounds_are_secret(tmp_path: Path, sampling: str) -> None:
+def test_a_ledger_of_secret_rounds_with_a_smaller_increment_diameter_is_refused(
+    tmp_path: Path, sampling: str
+) -> None:
     """Guarantee: with a coin for each record its distance from zeros leaks, too, which is a whole clip.
 
     Poisson, one round, rate .1, noise .5 of the clip: ε 1.79 was claimed at δ = 1e-5, and the truth is δ = 5.9e-3.
@@ -119,7 +123,7 @@ def test_a_ledger_has_no_smaller_distance_where_rounds_are_secret(tmp_path: Path
 
 
 @pytest.mark.parametrize(("mu", "power"), [(1e-3, 24), (5e-4, 23)])
-def test_a_clip_has_the_units_that_the_proof_of_its_allowance_needs(tmp_path: Path, mu: float, power: int) -> None:
+def test_an_exact_release_needs_a_clip_norm_of_enough_lattice_units(tmp_path: Path, mu: float, power: int) -> None:
     """Nine cells in words of 40 bits: 2^22 √9 units, which are fewer than 2^24 and more than 2^23."""
     asked = plan(tmp_path, "secure-aggregation", TABLES[1:2], mu=mu)
     cell = asked.cell.model_copy(update={"run": asked.cell.run.model_copy(update={"word": 40})})
@@ -140,7 +144,9 @@ def tree_of_one_round() -> dict[str, Any]:
     )
 
 
-def test_a_record_says_no_smaller_distance_than_its_scenario_gives(tmp_path: Path) -> None:
+def test_results_that_understate_the_increment_diameter_or_clip_disagree_with_their_scenario(
+    tmp_path: Path,
+) -> None:
     """Guarantee: `apart` and the clips of a record are those of its scenario's plan."""
     folder = fedpriv.run(tree_of_one_round(), out=tmp_path / "run").folder
     cell = json.loads((folder / "results.json").read_text())["cells"][0]
@@ -157,7 +163,7 @@ def test_a_record_says_no_smaller_distance_than_its_scenario_gives(tmp_path: Pat
     assert make_entry(cell).disagreement == "clips of silo 0 are not those of the scenario"
 
 
-def test_a_record_of_more_silos_than_its_scenario_is_described(tmp_path: Path) -> None:
+def test_results_that_name_too_many_silos_disagree_with_their_scenario(tmp_path: Path) -> None:
     folder = fedpriv.run(tree_of_one_round(), out=tmp_path / "run").folder
     cell = json.loads((folder / "results.json").read_text())["cells"][0]
     cell["releases"][0]["owner"] = "silos 0-99"
@@ -177,11 +183,13 @@ def test_a_record_of_more_silos_than_its_scenario_is_described(tmp_path: Path) -
         (None, 1.0, False),
     ],
 )
-def test_a_value_of_another_type_is_another_value(record_value: Any, plan_value: Any, equal: bool) -> None:
+def test_ledger_values_are_equal_up_to_rounding_only_if_their_types_are_equal(
+    record_value: Any, plan_value: Any, equal: bool
+) -> None:
     assert _is_equal(record_value, plan_value) is equal
 
 
-def test_no_figure_of_evaluations_is_believed_without_their_releases(tmp_path: Path) -> None:
+def test_evaluation_figures_without_their_releases_are_rejected(tmp_path: Path) -> None:
     """Guarantee: figures of evaluations are computed from their releases."""
     folder = fedpriv.run(tree_of_one_round(), out=tmp_path / "run").folder
     cell = json.loads((folder / "results.json").read_text())["cells"][0]
@@ -201,14 +209,14 @@ def test_no_figure_of_evaluations_is_believed_without_their_releases(tmp_path: P
         ("period", "x"),
     ],
 )
-def test_a_ledger_with_a_stream_that_no_run_has_is_refused(tmp_path: Path, key: str, value: Any) -> None:
+def test_a_ledger_with_invalid_release_stream_parameters_is_refused(tmp_path: Path, key: str, value: Any) -> None:
     data = stream_to_data(make_release_streams(plan(tmp_path).make_plan(), 1)[0])
     with pytest.raises(InputError, match=f"ledger: {key} = "):
         stream_from_data({**data, key: value})
 
 
 @pytest.mark.parametrize(("section", "name"), [("model", "a-net"), ("algorithm", "an-algorithm")])
-def test_no_smaller_distance_is_believed_where_the_scenario_names_code_that_was_not_imported(
+def test_a_smaller_increment_diameter_is_rejected_if_the_scenario_names_code_that_is_not_imported(
     tmp_path: Path, section: str, name: str
 ) -> None:
     """Gains: half of the claim.  Only fedpriv's own classes have increments that are closer than 2 clips."""
@@ -226,7 +234,9 @@ def test_no_smaller_distance_is_believed_where_the_scenario_names_code_that_was_
 @pytest.mark.parametrize(
     ("section", "key"), [("algorithm", "foo"), ("federation", "foo"), ("run", "foo"), ("model", "foo")]
 )
-def test_a_key_that_does_not_exist_hides_no_rounds(tmp_path: Path, section: str, key: str) -> None:
+def test_an_unknown_scenario_key_cannot_hide_a_wrong_number_of_rounds(
+    tmp_path: Path, section: str, key: str
+) -> None:
     """Gains: half of the claim.  A scenario that names known code only is resolved, or its record is refused."""
     folder = fedpriv.run(tree_of_one_round(), out=tmp_path / "run").folder
     cell = json.loads((folder / "results.json").read_text())["cells"][0]
@@ -236,14 +246,14 @@ def test_a_key_that_does_not_exist_hides_no_rounds(tmp_path: Path, section: str,
     assert key in (make_entry(cell).disagreement or "")
 
 
-def test_the_distance_is_of_exchanged_records_only() -> None:
+def test_the_increment_diameter_changes_sensitivity_under_replace_one_only() -> None:
     assert factor_of("zero-out", 1.2) == 1.0
     assert factor_of("replace-one", 1.2) == 1.2
     assert factor_of("replace-one", 9.0) == 2.0
     assert moved_by("replace-one", 0.5, 3.0) == 3.0
 
 
-def test_a_distance_with_an_allowance_is_no_exact_claim(tmp_path: Path) -> None:
+def test_a_claim_with_a_smaller_increment_diameter_is_not_called_exact(tmp_path: Path) -> None:
     """Guarantee: "exactly" is said of a μ that a pair of records attains; an allowance of 2^-20 is in this one."""
     for stream in make_release_streams(plan(tmp_path).make_plan(), 1):
         assert stream.increment_diameter < APART

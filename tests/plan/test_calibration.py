@@ -47,7 +47,7 @@ def planned(make: MakeCell, **overrides: Any) -> Plan:
         ({"privacy__rho": 1e-300}, "standard deviation"),
     ],
 )
-def test_what_rounds_away_is_refused(
+def test_clip_norms_and_noise_that_floating_point_rounds_away_are_refused(
     small_cell: MakeCell, trust: str, dtype: str, overrides: dict[str, Any], line: str
 ) -> None:
     """A clip of 1.6e-44 once gave contributions of 3.5 clips, and noise below it was rounded to zero."""
@@ -56,19 +56,19 @@ def test_what_rounds_away_is_refused(
     assert "\n" not in str(refused.value)
 
 
-def test_ordinary_numbers_pass(small_cell: MakeCell) -> None:
+def test_clip_norms_between_2_to_the_minus_40_and_2_to_the_40_are_accepted(small_cell: MakeCell) -> None:
     for clip in (2.0**-40, 1.0, 2.0**40):
         assert planned(small_cell, algorithm__clip=clip).noise.sources
 
 
-def test_federated_averaging_needs_no_clip_that_is_ever_met(small_cell: MakeCell) -> None:
+def test_federated_averaging_without_privacy_is_planned_without_noise_or_clip(small_cell: MakeCell) -> None:
     tree = {"name": "fedavg", "step": 0.1, "local_batch": 2, "trust": "untrusted"}
     plan = planned(small_cell, algorithm=tree, privacy={"relation": "replace-one", "mode": "none"})
     assert not plan.noise.sources
 
 
 @pytest.mark.parametrize("clip", [0.0, -1.0, 1e-320, 2.0**-41, 2.0**41, math.inf, math.nan])
-def test_every_clip_of_a_round_is_looked_at(clip: float) -> None:
+def test_an_extreme_clip_norm_of_any_part_of_a_round_is_refused(clip: float) -> None:
     with pytest.raises(InputError, match="round 7"):
         check_clips([Round(7, (1.0,), 0.0, clip, 1.0)], 1, is_private=True)
     for split in (SplitClipping(2, 0.5, clip, 1.0), SplitClipping(2, 0.5, 1.0, clip)):
@@ -76,7 +76,7 @@ def test_every_clip_of_a_round_is_looked_at(clip: float) -> None:
             check_clips([Round(7, (1.0,), 0.0, 1.0, 1.0, split)], 1, is_private=True)
 
 
-def test_a_clip_is_shared_by_a_batch() -> None:
+def test_a_batch_too_large_for_its_clip_norm_is_refused() -> None:
     for batch in (1, 10**6, 2**30):
         check_clips([Round(1, (1.0,), 0.0, 2.0**-40, 1.0)], batch, is_private=True)
     with pytest.raises(InputError, match=f"batch of {2**30 + 1} records"):
@@ -86,17 +86,17 @@ def test_a_clip_is_shared_by_a_batch() -> None:
 
 
 @pytest.mark.parametrize("std", [0.0, 1e-320, 1e-45, 2.0**-101, 2.0**101, math.inf, math.nan])
-def test_every_source_is_looked_at(std: float) -> None:
+def test_a_noise_source_with_an_extreme_standard_deviation_is_refused(std: float) -> None:
     """Noise of standard deviation 0 in a trust setting that asks for noise would release the sums."""
     with pytest.raises(InputError, match="standard deviation"):
         check_noise(Noise((NoiseSource(0, 1.0, 0.5), NoiseSource(1, std, 0.5))))
 
 
-def test_noise_between_the_least_and_the_most_that_can_be_added_passes() -> None:
+def test_noise_between_the_smallest_and_largest_supported_deviation_is_accepted() -> None:
     check_noise(Noise(tuple(NoiseSource(party, 2.0**power, 0.25) for party, power in enumerate((-100, 0, 100)))))
 
 
-def test_sums_are_at_most_two_to_the_thirty_deviations() -> None:
+def test_sums_above_2_to_the_30_standard_deviations_of_noise_are_refused() -> None:
     noise = Noise((NoiseSource(0, 0.5, 1.0),))
     check_sums(noise, 2.0**29, 1.0)
     with pytest.raises(InputError, match="sums of up to"):
@@ -106,7 +106,7 @@ def test_sums_are_at_most_two_to_the_thirty_deviations() -> None:
             check_sums(noise, largest, 1.0)
 
 
-def test_masked_messages_are_rounded_below_the_least_noise_of_a_silo(small_cell: MakeCell) -> None:
+def test_the_rounding_unit_of_masked_messages_follows_the_smallest_noise_of_a_silo(small_cell: MakeCell) -> None:
     """The unit is 2^-12 of it at most for 24 digits of float32, so that rounding adds next to nothing to any."""
     cell = small_cell(algorithm__trust="secure-aggregation", run__dtype="float32")
     least, most = NoiseSource(0, 0.5, 0.5), NoiseSource(1, 64.0, 0.5)
@@ -114,7 +114,7 @@ def test_masked_messages_are_rounded_below_the_least_noise_of_a_silo(small_cell:
         assert make_message_grid(cell, Noise(sources), 1.0).unit == 0.25 * 2.0**-12
 
 
-def test_the_least_of_several_noises_counts(small_cell: MakeCell) -> None:
+def test_sums_are_checked_against_the_smallest_noise_of_several_parts(small_cell: MakeCell) -> None:
     """Parts clipped to 1e-12 beside others of 1e12: the noise of the small ones would be lost in the sum."""
     parts = {"name": "momentum-tree-aligned", "trust": "untrusted", "alpha": 0.5, "step": 0.1, "clip": 1e12}
     rest = {
@@ -156,7 +156,7 @@ def rows() -> Iterator[None]:
         (Fading(1.0, decay=0.5), "running sum of round 4 has decay = nan, .* calibrated for 0.5;"),
     ],
 )
-def test_sums_that_decay_otherwise_than_they_are_charged_are_refused(
+def test_running_sums_with_another_decay_than_the_calibrated_decay_are_refused(
     small_cell: MakeCell, rows: None, estimator: Estimator, line: str
 ) -> None:
     """Guarantee of `make_workload`.  Sums that never restarted were once charged as sums that restart."""
@@ -167,7 +167,9 @@ def test_sums_that_decay_otherwise_than_they_are_charged_are_refused(
     assert "\n" not in str(refused.value)
 
 
-def test_an_algorithm_that_leaves_out_the_copies_of_records_is_refused(small_cell: MakeCell, rows: None) -> None:
+def test_an_algorithm_that_ignores_augmented_copies_of_records_is_refused(
+    small_cell: MakeCell, rows: None
+) -> None:
     """An objective of its own, without the view of the copies that the scenario asks for."""
 
     def without_copies(_settings: Any, _problem: Any, objective: Objective) -> Objective:
@@ -182,7 +184,7 @@ def test_an_algorithm_that_leaves_out_the_copies_of_records_is_refused(small_cel
         planned(small_cell, model={**model, "augment": {"copies": 2, "shift": 1}}, **sections)
 
 
-def test_sums_that_decay_as_they_are_charged_pass() -> None:
+def test_running_sums_with_their_calibrated_decay_and_restart_period_are_accepted() -> None:
     """The decay of round 1 is of no sum, and a period beyond the run restarts nothing."""
     order = FixedOrder(rounds=6, rounds_per_epoch=6)
     recursive = RecursiveGradient(1.0, weights=LinearWeights())

@@ -40,7 +40,9 @@ def run_of(folder: Path, name: str) -> Path:
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-def test_results_say_what_evaluations_cost_and_the_ledger_recomputes_it(tmp_path: Path, name: str) -> None:
+def test_results_state_the_privacy_cost_of_evaluations_and_agree_with_the_ledger(
+    tmp_path: Path, name: str
+) -> None:
     folder = run_of(tmp_path, name)
     (cell,) = read_results(folder).cells
     told = cell["evaluation"]
@@ -83,7 +85,7 @@ def _rarer(told: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("change", [_less, _none, _quieter, _one_silo_less, _rarer])
-def test_a_record_that_claims_something_else_does_not_agree(
+def test_the_ledger_rejects_results_with_altered_evaluation_releases_or_claims(
     tmp_path: Path, change: Callable[[dict[str, Any]], None]
 ) -> None:
     folder = run_of(tmp_path, "untrusted")
@@ -110,7 +112,9 @@ def test_a_record_that_claims_something_else_does_not_agree(
         ("exact", "whoever passes it on releases exact figures of test records, for which nothing is guaranteed"),
     ],
 )
-def test_reports_say_whose_the_metrics_are_and_what_they_cost(tmp_path: Path, name: str, words: str) -> None:
+def test_reports_state_who_added_evaluation_noise_and_the_privacy_of_test_records(
+    tmp_path: Path, name: str, words: str
+) -> None:
     folder = run_of(tmp_path, name)
     results = read_results(folder)
     assert any(words in line for line in privacy_lines(results))
@@ -120,7 +124,9 @@ def test_reports_say_whose_the_metrics_are_and_what_they_cost(tmp_path: Path, na
 
 
 @pytest.mark.parametrize("run", [{"metrics": ["auc"]}, {"goldstein_radius": 0.1}, {}])
-def test_scores_and_measures_are_no_coins_of_records(tmp_path: Path, run: dict[str, Any]) -> None:
+def test_training_is_grouped_by_person_whichever_extra_metrics_are_measured(
+    tmp_path: Path, run: dict[str, Any]
+) -> None:
     cell = resolve_cell({**persons_tree(tmp_path), "run": run}, "test")
     looked_at = make_plan(cell, load_task(cell).objective).objective
     assert isinstance(looked_at, PerUnit)
@@ -137,7 +143,9 @@ def test_a_silo_with_too_few_test_records_is_named(tmp_path: Path, split: str | 
 
 
 @pytest.mark.parametrize("partition", ["site", "iid"])
-def test_test_records_are_of_the_silos_site_only_in_a_partition_by_site(tmp_path: Path, partition: str) -> None:
+def test_silos_evaluate_on_test_records_of_their_own_site_only_in_a_partition_by_site(
+    tmp_path: Path, partition: str
+) -> None:
     """Of 12 test records in the north and 10 in the south."""
     tree = table_tree(write_csv(tmp_path / "t.csv", rows()), split=None)
     tree["data"]["partition"], tree["evaluation"] = partition, {"records": [8, 10], "mu": 2.0}

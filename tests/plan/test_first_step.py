@@ -86,13 +86,13 @@ def grid(columns: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize("columns", [1, 2, 3])
-def test_moments_of_a_record_have_norm_1_at_most_and_some_reach_it(columns: int) -> None:
+def test_the_moments_of_a_record_have_norm_at_most_one_and_attain_one(columns: int) -> None:
     norms = np.linalg.norm(bounded_moments(grid(columns)), axis=1)
     assert norms.max() == pytest.approx(1.0, abs=1e-12)
     assert bounded_moments(grid(columns)).shape == (9**columns, 2 * columns)
 
 
-def test_moments_of_any_two_records_are_no_further_apart_than_is_charged() -> None:
+def test_the_moments_of_any_two_records_are_at_most_the_charged_diameter_apart() -> None:
     """Guarantee: `ColumnMoments.diameter` is that of all pairs, and of rows beyond their ranges."""
     line = np.array([*np.linspace(-1.0, 1.0, 2001), -3.0, 0.1, 5.0, 1e300, -np.inf, np.inf])[:, None]
     moments = np.concatenate([bounded_moments(line), np.zeros((1, 2))])
@@ -108,7 +108,7 @@ def test_moments_of_any_two_records_are_no_further_apart_than_is_charged() -> No
 @pytest.mark.parametrize("arithmetic", ["float", "integers"])
 @pytest.mark.parametrize("trust", TRUSTS)
 @pytest.mark.parametrize("relation", RELATIONS)
-def test_first_step_is_share_of_mu_gdp_for_each_record_by_brute_force(
+def test_private_feature_scaling_meets_its_share_of_the_mu_target_by_brute_force(
     tmp_path: Path, relation: str, trust: str, arithmetic: str
 ) -> None:
     """All neighbours on a grid of records: what moves, over the noise that is added there, is μ at most."""
@@ -151,7 +151,9 @@ def test_first_step_is_share_of_mu_gdp_for_each_record_by_brute_force(
 
 
 @pytest.mark.parametrize("outside", [np.inf, np.nan, 1e300, -7.0])
-def test_a_record_beyond_its_public_ranges_adds_no_more_than_any_other(tmp_path: Path, outside: float) -> None:
+def test_a_record_outside_its_public_ranges_contributes_at_most_the_clip_norm(
+    tmp_path: Path, outside: float
+) -> None:
     objective = load_task(first_of(cell_of(tmp_path))).objective
     moments = torch.from_numpy(bounded_moments(np.array([[outside, 0.5]])))
     records = Records(moments, torch.zeros(1, dtype=torch.int64))
@@ -163,7 +165,9 @@ def test_a_record_beyond_its_public_ranges_adds_no_more_than_any_other(tmp_path:
 
 @pytest.mark.parametrize("relation", RELATIONS)
 @pytest.mark.parametrize("trust", TRUSTS)
-def test_claim_is_of_the_first_step_and_the_rounds_together(tmp_path: Path, trust: str, relation: str) -> None:
+def test_the_claim_composes_private_feature_scaling_and_training_rounds(
+    tmp_path: Path, trust: str, relation: str
+) -> None:
     """μ² = μ_1² + μ_2², no more than asked for, and next to all of it; the ledger agrees, and its parts do not."""
     asked = tree(tmp_path, algorithm={"trust": trust}, privacy={"relation": relation})
     folder = fedpriv.run(asked, out=tmp_path / "run").folder
@@ -188,7 +192,7 @@ def test_claim_is_of_the_first_step_and_the_rounds_together(tmp_path: Path, trus
     assert not read_ledger(folder)[0].agrees  # a first step that is told of is released somewhere
 
 
-def test_statement_says_that_the_figures_are_of_both(tmp_path: Path) -> None:
+def test_the_privacy_statement_mentions_the_release_of_feature_means_and_deviations(tmp_path: Path) -> None:
     folder = fedpriv.run(tree(tmp_path), out=tmp_path / "run").folder
     (statement,) = make_statements(read_results(folder))
     assert any(
@@ -204,7 +208,9 @@ def scale_of(folder: Path) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("arithmetic", ["float", "integers"])
-def test_without_much_noise_the_numbers_are_those_of_the_records(tmp_path: Path, arithmetic: str) -> None:
+def test_feature_means_and_deviations_released_with_little_noise_match_the_training_records(
+    tmp_path: Path, arithmetic: str
+) -> None:
     asked = tree(tmp_path, run={"arithmetic": arithmetic}, federation={"batches": [18, 12]})
     asked["privacy"] = {"relation": "zero-out", "mu": 2e4}
     engine = "vectorized" if arithmetic == "float" else "inprocess"
@@ -220,7 +226,7 @@ def test_without_much_noise_the_numbers_are_those_of_the_records(tmp_path: Path,
     assert scale_of(folder)["deviations"] == pytest.approx(features.std(0, correction=0).tolist(), abs=1e-2)
 
 
-def test_engines_take_the_same_first_step(tmp_path: Path) -> None:
+def test_engines_agree_on_private_feature_scaling_and_on_the_test_loss(tmp_path: Path) -> None:
     """Engine inprocess goes through messages and silos; with secure aggregation on its grid."""
     for trust in TRUSTS:
         asked = tree(tmp_path, algorithm={"trust": trust})
@@ -233,7 +239,7 @@ def test_engines_take_the_same_first_step(tmp_path: Path) -> None:
         assert one[0].metrics["test_loss"] == pytest.approx(other[0].metrics["test_loss"], abs=1e-5)
 
 
-def test_noise_of_the_first_step_is_not_that_of_the_first_round(tmp_path: Path) -> None:
+def test_private_feature_scaling_uses_the_training_records_and_another_noise_seed(tmp_path: Path) -> None:
     cell = cell_of(tmp_path)
     first = first_of(cell)
     assert first.seed == cell.seed  # the same records at the same silos
@@ -242,7 +248,7 @@ def test_noise_of_the_first_step_is_not_that_of_the_first_round(tmp_path: Path) 
     assert before == [sorted(own.tolist()) for own in train_indices_of_silos(cell)]
 
 
-def test_every_seed_has_a_first_step_of_its_own_and_a_resumed_run_the_same_again(tmp_path: Path) -> None:
+def test_feature_scaling_is_released_once_for_every_seed_and_reused_by_a_resumed_run(tmp_path: Path) -> None:
     asked = {**tree(tmp_path), "sweep": {"seeds": [1, 2]}}
     del asked["seed"]
     folder = fedpriv.run(asked, out=tmp_path / "run").folder
@@ -256,7 +262,9 @@ def test_every_seed_has_a_first_step_of_its_own_and_a_resumed_run_the_same_again
     assert len(cells) == 3
 
 
-def test_a_folder_with_results_is_refused_before_anything_is_released(tmp_path: Path, monkeypatch: Any) -> None:
+def test_a_folder_with_results_is_refused_before_feature_scaling_is_released(
+    tmp_path: Path, monkeypatch: Any
+) -> None:
     folder = fedpriv.run(tree(tmp_path), out=tmp_path / "run").folder
 
     def never(*_: Any) -> None:
@@ -267,7 +275,7 @@ def test_a_folder_with_results_is_refused_before_anything_is_released(tmp_path: 
         fedpriv.run(tree(tmp_path), out=folder)
 
 
-def test_rounds_that_cannot_be_planned_are_refused_before_the_first_step_is_taken(tmp_path: Path) -> None:
+def test_training_rounds_without_an_integer_form_are_refused_before_feature_scaling(tmp_path: Path) -> None:
     """Of a deployment, whose rounds are integers; a simulation of them can be planned."""
     ftrl = {"name": "dp-ftrl", "trust": "untrusted", "clip": 1.0, "step": 0.1, "mechanism": "bisr", "bands": 3}
     asked = parse_scenario({**tree(tmp_path), "algorithm": ftrl}, "test")
@@ -279,7 +287,9 @@ def test_rounds_that_cannot_be_planned_are_refused_before_the_first_step_is_take
 
 
 @pytest.mark.parametrize("engine", ["vectorized", "inprocess"])
-def test_the_memory_of_rounds_after_a_first_step_is_said_before_it_is_taken(tmp_path: Path, engine: str) -> None:
+def test_the_memory_of_training_rounds_is_estimated_before_feature_scaling_is_released(
+    tmp_path: Path, engine: str
+) -> None:
     """Was: `fedpriv run --dry-run` refused [data.scale], and told people to use `fedpriv run`."""
     need = estimate_run_memory(parse_scenario(tree(tmp_path), "test"), RunOptions(engine=engine))
     assert need is not None
@@ -290,7 +300,7 @@ def guarded(folder: Path, asked: dict[str, Any]) -> list[Path]:
     return [path / "policy.toml" for path in prepare_silos(parse_scenario(asked, "test"), folder / "silos", 1)]
 
 
-def test_a_guard_takes_the_first_step_and_the_rounds_within_one_budget(tmp_path: Path) -> None:
+def test_a_guard_answers_feature_scaling_and_training_rounds_within_one_budget(tmp_path: Path) -> None:
     """`data split`'s policy allows both, each once; the same step again is the same bytes, another one refused."""
     asked = tree(tmp_path)
     cell = resolve_cell(asked, "test")
@@ -312,7 +322,7 @@ def test_a_guard_takes_the_first_step_and_the_rounds_within_one_budget(tmp_path:
         guard.answer("more", json.dumps(rounds.canonical_data(), sort_keys=True), 1, model)
 
 
-def test_a_guard_refuses_rounds_without_the_numbers_in_one_line(tmp_path: Path) -> None:
+def test_a_guard_refuses_training_rounds_without_released_feature_scaling_in_one_line(tmp_path: Path) -> None:
     asked = tree(tmp_path)
     path = guarded(tmp_path, asked)[0]
     words = json.dumps(resolve_cell(asked, "test").canonical_data(), sort_keys=True)
@@ -321,7 +331,7 @@ def test_a_guard_refuses_rounds_without_the_numbers_in_one_line(tmp_path: Path) 
     assert "\n" not in str(refused.value)
 
 
-def test_a_silo_sees_its_records_by_the_numbers_of_the_scenario(tmp_path: Path) -> None:
+def test_a_silo_scales_its_features_by_the_means_and_deviations_of_the_scenario(tmp_path: Path) -> None:
     numbers = {"means": [0.5, 0.0], "deviations": [0.5, 1.0]}
     cell = resolve_cell({**tree(tmp_path, numbers), "model": {"name": "mlp"}}, "test")
     values = np.zeros((1, 7))
@@ -332,7 +342,7 @@ def test_a_silo_sees_its_records_by_the_numbers_of_the_scenario(tmp_path: Path) 
         narrow.model_records(cell)
 
 
-def test_a_guard_keeps_the_records_of_two_scalings_apart(tmp_path: Path) -> None:
+def test_a_guard_caches_records_separately_for_each_feature_scaling(tmp_path: Path) -> None:
     asked = tree(tmp_path)
     cell = resolve_cell(asked, "test")
     guard = guard_of(guarded(tmp_path, asked)[0])
@@ -341,7 +351,7 @@ def test_a_guard_keeps_the_records_of_two_scalings_apart(tmp_path: Path) -> None
     assert not torch.equal(plain.features, shifted.features)
 
 
-def test_whatever_was_released_the_map_is_finite_and_bounded() -> None:
+def test_any_finite_released_moments_give_a_bounded_feature_scaling() -> None:
     for released in (np.zeros(4), np.full(4, 1e30), np.full(4, -1e30)):
         found = scaling_from_moments((0, 1), released)
         assert all(-1.0 <= mean <= 1.0 for mean in found.means)
@@ -377,7 +387,7 @@ def test_whatever_was_released_the_map_is_finite_and_bounded() -> None:
         ({"privacy": {"unit": "user", "records": 2}}, 'privacy.unit = "user"'),
     ],
 )
-def test_what_no_first_step_can_be_taken_for_is_refused_in_one_line(
+def test_invalid_private_feature_scaling_settings_are_refused_in_one_line(
     tmp_path: Path, changed: dict[str, Any], reason: str
 ) -> None:
     asked = tree(tmp_path)
@@ -391,7 +401,7 @@ def test_what_no_first_step_can_be_taken_for_is_refused_in_one_line(
     assert "\n" not in str(refused.value)
 
 
-def test_words_and_pictures_have_no_columns_of_numbers(tmp_path: Path) -> None:
+def test_private_feature_scaling_is_refused_for_data_without_numeric_columns(tmp_path: Path) -> None:
     asked = tree(tmp_path)
     asked["data"]["table"]["columns"] = {"sex": {"values": ["f", "m"]}}
     for data in (asked["data"], {"name": "synthetic", "scale": {"share": 0.5}}):
@@ -399,7 +409,7 @@ def test_words_and_pictures_have_no_columns_of_numbers(tmp_path: Path) -> None:
             resolve_cell({**asked, "data": data}, "test")
 
 
-def test_a_run_that_takes_no_first_step_refuses_the_scenario(tmp_path: Path) -> None:
+def test_planning_training_rounds_before_feature_scaling_is_released_is_refused(tmp_path: Path) -> None:
     """Plans are made of numbers: whoever gets to one without them is told what to do."""
     cell = cell_of(tmp_path)
     with pytest.raises(
@@ -414,7 +424,7 @@ GIVEN = {"share": 0.9, "means": [0.1, -0.2], "deviations": [0.5, 0.25]}
 
 @pytest.mark.parametrize("arithmetic", ["float", "integers"])
 @pytest.mark.parametrize("trust", TRUSTS)
-def test_means_without_their_step_are_charged_whole_in_every_view(
+def test_given_feature_means_are_charged_in_full_in_ledger_statement_and_results_table(
     tmp_path: Path, trust: str, arithmetic: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """μ = 1 asked for with share .9: every view says 1.  Claimed before: .3162 (ε 1.199 where it was 4.377)."""
@@ -440,7 +450,7 @@ def test_means_without_their_step_are_charged_whole_in_every_view(
 
 
 @pytest.mark.parametrize("less", [3.0, 1.005, 1.0 + 2e-7])
-def test_a_step_elsewhere_is_charged_with_its_whole_share_or_the_ledger_differs(
+def test_the_ledger_disagrees_if_external_feature_scaling_is_charged_less_than_its_budget_share(
     tmp_path: Path, less: float
 ) -> None:
     """A row that somebody wrote: less noise is charged to the step elsewhere, and the claim says so, too.
@@ -460,7 +470,7 @@ def test_a_step_elsewhere_is_charged_with_its_whole_share_or_the_ledger_differs(
     assert not agrees_with_figures_of_its_own(folder, told, cell)
 
 
-def test_nobody_releases_rounds_elsewhere(tmp_path: Path) -> None:
+def test_training_rounds_attributed_to_an_external_party_are_rejected(tmp_path: Path) -> None:
     """The step elsewhere is charged with the whole budget, and the rounds with nothing: their parties tell it."""
     folder = fedpriv.run(tree(tmp_path, GIVEN), out=tmp_path / "run").folder
     told = json.loads((folder / "results.json").read_text())
@@ -478,7 +488,7 @@ def test_nobody_releases_rounds_elsewhere(tmp_path: Path) -> None:
     assert entry.disagreement == "releases are not those of all rounds, silos and steps of its scenario"
 
 
-def test_a_run_without_noise_needs_no_step_elsewhere(tmp_path: Path) -> None:
+def test_the_ledger_accepts_given_feature_means_in_a_run_without_noise(tmp_path: Path) -> None:
     changes = {"privacy.mode": "none"}
     folder = fedpriv.run(tree(tmp_path, GIVEN), set=changes, out=tmp_path / "run").folder
     (entry,) = read_ledger(folder)
@@ -496,12 +506,12 @@ def agrees_with_figures_of_its_own(folder: Path, told: dict[str, Any], cell: dic
 
 
 @pytest.mark.parametrize("key", ["budget", "_budget"])
-def test_nobody_writes_a_budget_into_a_scenario(tmp_path: Path, key: str) -> None:
+def test_a_scenario_file_that_sets_the_internal_privacy_budget_is_refused(tmp_path: Path, key: str) -> None:
     with pytest.raises(InputError, match=key):
         resolve_cell({**tree(tmp_path), key: {"rounds_mu": 100.0, "other_mu": 0.0}}, "test")
 
 
-def test_a_step_that_was_taken_is_not_charged_a_second_time(tmp_path: Path) -> None:
+def test_feature_scaling_released_in_a_run_is_charged_there_only_once(tmp_path: Path) -> None:
     """Numbers of a run, given to another one, are charged there; the run that took the step has it once."""
     asked = tree(tmp_path)
     whole = fedpriv.run(asked, out=tmp_path / "whole").folder
@@ -512,7 +522,9 @@ def test_a_step_that_was_taken_is_not_charged_a_second_time(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("asked_for", [{"mu": 0.7}, {"epsilon": 3.0}, {"zcdp": 0.1}])
-def test_a_budget_is_kept_when_a_cell_is_copied_or_sent(tmp_path: Path, asked_for: dict[str, Any]) -> None:
+def test_the_privacy_budget_is_preserved_when_a_cell_is_copied_or_serialized(
+    tmp_path: Path, asked_for: dict[str, Any]
+) -> None:
     """Guarantee: rounds² + beside² is at most the promise's square, here and at whoever gets the cell as text."""
     asked = tree(tmp_path)
     asked["privacy"] = {"relation": "replace-one", **asked_for}
@@ -530,7 +542,7 @@ def test_a_budget_is_kept_when_a_cell_is_copied_or_sent(tmp_path: Path, asked_fo
     assert resolve_cell(first.canonical_data(), "sent").target_mu == first.target_mu
 
 
-def test_evaluations_spend_what_is_asked_for_whatever_a_first_step_takes(tmp_path: Path) -> None:
+def test_evaluations_spend_their_own_mu_whatever_share_feature_scaling_takes(tmp_path: Path) -> None:
     """evaluation.mu = .5 was .158 at share .9, and .354 at share .5: test records take part in no first step."""
     spent = []
     for share in (0.1, 0.5, 0.9):
@@ -543,7 +555,7 @@ def test_evaluations_spend_what_is_asked_for_whatever_a_first_step_takes(tmp_pat
     assert spent == pytest.approx([0.5] * 3, rel=1e-9)
 
 
-def test_a_guard_charges_rounds_for_themselves_and_their_step_for_itself(tmp_path: Path) -> None:
+def test_a_guard_charges_training_rounds_and_feature_scaling_separately(tmp_path: Path) -> None:
     """Means from elsewhere cost a guard nothing, since it released nothing; a step here is a run of its own."""
     asked = tree(tmp_path, {"share": 0.9})
     asked["privacy"] = {"relation": "zero-out", "mu": 1.0}
@@ -558,7 +570,7 @@ def test_a_guard_charges_rounds_for_themselves_and_their_step_for_itself(tmp_pat
 
 
 @pytest.mark.slow
-def test_only_one_function_derives_cells_with_a_promise_of_their_own() -> None:
+def test_only_one_function_copies_cells_with_a_changed_privacy_target() -> None:
     """Guarantee: no copy of a cell gets another [privacy] or [data] with its old budget; see
     `Cell.derive_cell`.
     """

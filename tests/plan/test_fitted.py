@@ -39,7 +39,7 @@ def scenario(**sweep: Any) -> Scenario:
     return parse_scenario(tree(**sweep), "test")
 
 
-def test_the_numbers_take_the_place_of_the_name() -> None:
+def test_fitting_replaces_an_automatic_noise_mechanism_by_its_parameters() -> None:
     cell = fit_cell_noise(resolve_cell(tree(), "test"))
     numbers = cell.canonical_data()["algorithm"]
     assert numbers["mechanism"] == "blt"
@@ -49,7 +49,7 @@ def test_the_numbers_take_the_place_of_the_name() -> None:
     assert fit_cell_noise(resolve_cell(json.loads(json.dumps(cell.canonical_data())), "test")) == cell
 
 
-def test_a_fit_is_made_once_for_what_it_depends_on() -> None:
+def test_noise_is_fitted_once_per_momentum_and_shared_by_steps_clips_targets_and_seeds() -> None:
     """Steps, clips, targets and seeds do not change it, momentum does."""
     sweep: Mapping[str, Any] = {
         "algorithm.step": [0.1, 0.2],
@@ -69,7 +69,7 @@ def test_a_fit_is_made_once_for_what_it_depends_on() -> None:
     assert len(heard) == 2
 
 
-def test_a_run_tells_its_fits_and_writes_their_numbers(tmp_path: Path) -> None:
+def test_a_run_reports_its_noise_fit_and_stores_the_fitted_parameters(tmp_path: Path) -> None:
     heard = Heard()
     results = fedpriv.run(tree(), out=tmp_path / "run", observers=[heard])
     (fit,) = heard.fits
@@ -82,7 +82,7 @@ def test_a_run_tells_its_fits_and_writes_their_numbers(tmp_path: Path) -> None:
     assert list(entry.streams[0].mechanism.as_data()["theta"]) == fit.found["theta"]
 
 
-def test_a_run_that_is_resumed_is_not_fitted_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_resumed_run_does_not_fit_its_noise_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another version of a library may end in other last digits: those of the run's start hold."""
     folder = tmp_path / "run"
     fedpriv.run(tree(seeds=[1]), out=folder)
@@ -101,7 +101,9 @@ def test_a_run_that_is_resumed_is_not_fitted_again(tmp_path: Path, monkeypatch: 
     assert heard.fits == []
 
 
-def test_a_guard_never_fits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_guard_never_fits_noise_and_refuses_invalid_fitted_parameters(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It is refused before anything is charged, and numbers are checked and certified."""
 
     def refit(asked: str, cell: object) -> FittedNoise:
@@ -131,7 +133,9 @@ def _answers(guard: Guard, cell: str) -> None:
 
 @pytest.mark.parametrize("name", ["lambda-cgd", "blt"])
 @pytest.mark.parametrize("late_clip", ["same", "column"])
-def test_a_guard_answers_and_clips_as_its_policy_says(tmp_path: Path, name: str, late_clip: str) -> None:
+def test_a_guard_answers_runs_with_fitted_noise_and_refuses_clips_above_its_policy(
+    tmp_path: Path, name: str, late_clip: str
+) -> None:
     """allow.clip bounds the largest of raised clips."""
     keys = FTRL | {"mechanism": name, "late_clip": late_clip}
     cell = json.dumps(fit_cell_noise(resolve_cell(tree() | {"algorithm": keys}, "test")).canonical_data())
@@ -143,13 +147,13 @@ def test_a_guard_answers_and_clips_as_its_policy_says(tmp_path: Path, name: str,
     _answers(guard, cell)
 
 
-def test_fits_that_cannot_be_read_are_one_line(tmp_path: Path) -> None:
+def test_results_with_unreadable_noise_fits_are_refused(tmp_path: Path) -> None:
     (tmp_path / "results.json").write_text('{"fits": [{"asked": "x"}]}')
     with pytest.raises(InputError, match="not a results file"):
         fedpriv.run(tree(), out=tmp_path, resume=True)
 
 
-def test_noise_without_a_form_in_integers_is_refused_by_guards(tmp_path: Path) -> None:
+def test_a_guard_refuses_noise_mechanisms_without_an_integer_form(tmp_path: Path) -> None:
     """BISR has none: what a guard releases are integers."""
     cell = json.dumps(tree() | {"algorithm": FTRL | {"mechanism": "bisr"}})
     with pytest.raises(RunError, match="cannot be made of integers"):

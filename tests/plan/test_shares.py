@@ -60,7 +60,7 @@ def planned(cell: Cell, released: bool = False) -> Plan:
     return make_plan(cell, load_task(cell).objective, for_release=released)
 
 
-def test_a_list_of_targets_is_a_target_for_each_silo() -> None:
+def test_a_list_of_privacy_targets_gives_each_silo_its_own_target() -> None:
     """Reshef & Levy's ρ_i (Theorem 5.1): σ_i = 2 S √T/ρ_i, and each target in its own unit."""
     cell = cell_of(privacy={"relation": "replace-one", "rho": [4.0, 1.0, 2.5]})
     noise, rounds = planned(cell).noise, cell.schedule.rounds
@@ -73,7 +73,7 @@ def test_a_list_of_targets_is_a_target_for_each_silo() -> None:
 
 
 @given(st.floats(1e-3, 30.0), st.floats(1e-3, 30.0))
-def test_no_silo_of_a_list_gets_more_than_its_own_number(one: float, other: float) -> None:
+def test_no_silo_gets_a_larger_mu_than_its_entry_in_a_list_of_targets(one: float, other: float) -> None:
     """Guarantee: shares of the largest are rounded down."""
     privacy = PrivacySection.model_validate({"relation": "zero-out", "mu": [one, other]})
     for silo, target in enumerate((one, other)):
@@ -90,7 +90,7 @@ def test_no_silo_of_a_list_gets_more_than_its_own_number(one: float, other: floa
         ({"mu": [1.0, 2.0, 1.0], "epsilon": 1.0}, "needs exactly one of mu, rho, zcdp and epsilon"),
     ],
 )
-def test_lists_of_targets_that_are_refused(privacy: dict[str, Any], named: str) -> None:
+def test_invalid_lists_of_privacy_targets_are_refused(privacy: dict[str, Any], named: str) -> None:
     with pytest.raises(InputError, match=re.escape(named)):
         cell_of(privacy={"relation": "replace-one", **privacy})
 
@@ -98,7 +98,7 @@ def test_lists_of_targets_that_are_refused(privacy: dict[str, Any], named: str) 
 @pytest.mark.every(6)
 @pytest.mark.parametrize("released", [False, True], ids=["floats", "integers"])
 @pytest.mark.parametrize("row", ROWS)
-def test_each_silos_own_stream_promises_its_own_share_of_the_target(row: str, released: bool) -> None:
+def test_the_releases_of_each_silo_guarantee_its_own_share_of_epsilon(row: str, released: bool) -> None:
     """Guarantee: by the accountant, from the noise that the plan gives each silo; shares of ε are ε, not μ."""
     plan = planned(cell_of(**ROWS[row]), released)
     for streams in ([make_silo_stream(plan, silo, 8) for silo in range(3)], make_release_streams(plan, 8)):
@@ -113,7 +113,7 @@ def test_each_silos_own_stream_promises_its_own_share_of_the_target(row: str, re
     assert claim.guarantee.epsilon_of(1e-5) > 1.99  # of the silo that is protected least
 
 
-def test_the_noise_that_a_silo_draws_is_that_of_its_own_budget() -> None:
+def test_the_integer_noise_of_each_silo_has_the_standard_deviation_of_its_own_budget() -> None:
     """Guarantee: of integers; 5 standard errors of a standard deviation of 7,850 × 4 values."""
     cell = cell_of(algorithm={"name": "dp-sgd", "trust": "untrusted", "clip": 1.0, "step": 0.1})
     plan = planned(cell, released=True)
@@ -132,7 +132,7 @@ def test_the_noise_that_a_silo_draws_is_that_of_its_own_budget() -> None:
     np.testing.assert_allclose([sigmas[0] / sigma for sigma in sigmas], np.array(mus) / mus[0], rtol=1e-6)
 
 
-def test_no_other_fixed_weights_leave_less_noise_in_the_mean() -> None:
+def test_the_planned_silo_weights_minimize_the_noise_of_the_mean() -> None:
     """Batches of different sizes; brute force over 2,000 weightings near and far."""
     plan = planned(cell_of(federation={"silos": 3, "rounds": 8, "batches": [2, 9, 4]}))
     stds = np.array([float(source.std) for source in plan.noise.sources])
@@ -145,7 +145,7 @@ def test_no_other_fixed_weights_leave_less_noise_in_the_mean() -> None:
         assert math.hypot(*(stds * others)) >= least * (1.0 - 1e-12)
 
 
-def test_equal_shares_of_equal_silos_are_the_run_without_shares() -> None:
+def test_equal_budget_shares_of_equal_silos_give_the_noise_of_a_run_without_shares() -> None:
     plain = {"relation": "replace-one", "epsilon": 2.0}
     alike, without = planned(cell_of(privacy={**plain, "shares": [1, 1, 1]})), planned(cell_of(privacy=plain))
     assert alike.noise == without.noise
@@ -154,7 +154,7 @@ def test_equal_shares_of_equal_silos_are_the_run_without_shares() -> None:
 
 
 @pytest.mark.parametrize("arithmetic", ["float", "integers"])
-def test_engines_agree_on_a_run_with_budgets_of_their_own(arithmetic: str) -> None:
+def test_engines_agree_on_a_run_with_a_privacy_budget_for_each_silo(arithmetic: str) -> None:
     cell = cell_of(run={"dtype": "float64", "evaluations": 2, "arithmetic": arithmetic, "noise": "per-silo"})
     (inprocess,), _ = run("inprocess", cell)
     assert describe_silo_budgets(inprocess.cell_outcome.releases, 1e-5)
@@ -166,7 +166,7 @@ def test_engines_agree_on_a_run_with_budgets_of_their_own(arithmetic: str) -> No
         assert vectorized.cell_outcome.releases == inprocess.cell_outcome.releases
 
 
-def test_a_guard_charges_its_own_share_and_refuses_another_silos(tmp_path: Path) -> None:
+def test_a_guard_charges_its_own_budget_share_and_refuses_a_larger_share(tmp_path: Path) -> None:
     """Attack: a server that gives a silo a larger share than its policy has a budget for."""
     small = mu_of(0.2, 1e-5)
     path = write_silo(tmp_path, 0, budget=small * (1 + 1e-9))
@@ -189,7 +189,7 @@ def test_prepared_policies_have_each_silos_own_budget(tmp_path: Path) -> None:
     assert [read_policy(folder / "policy.toml").allow.budget for folder in folders] == [0.5, 2.0, 1.0]
 
 
-def test_what_is_printed_of_each_silo_is_read_off_the_releases() -> None:
+def test_the_printed_epsilon_of_each_silo_is_computed_from_its_releases() -> None:
     """Guarantee: a ledger in which a silo added less noise is told with the larger ε."""
     streams = make_release_streams(planned(cell_of()), 8)
     said = describe_silo_budgets(streams, 1e-5)
@@ -215,13 +215,13 @@ def test_what_is_printed_of_each_silo_is_read_off_the_releases() -> None:
         ),
     ],
 )
-def test_shares_that_nothing_keeps_are_refused(change: dict[str, Any], reason: str) -> None:
+def test_invalid_or_unenforceable_budget_shares_are_refused(change: dict[str, Any], reason: str) -> None:
     with pytest.raises(InputError, match=reason) as refused:
         cell_of(**change)
     assert "\n" not in str(refused.value)
 
 
-def test_counts_have_no_shares(tmp_path: Path) -> None:
+def test_private_counts_with_a_budget_share_for_each_silo_are_refused(tmp_path: Path) -> None:
     """Sums are the mean times all records: weights that follow budgets would count one silo's records twice."""
     plan = {
         "data": {"name": str(write_csv(tmp_path / "t.csv", rows())), "table": SCHEMA},
@@ -232,7 +232,7 @@ def test_counts_have_no_shares(tmp_path: Path) -> None:
         Statistics.from_plan(read_plan({"name": "counts", **plan}))
 
 
-def test_budgets_too_far_apart_for_one_lattice_are_refused_in_words() -> None:
+def test_silo_budgets_too_far_apart_for_one_integer_lattice_are_refused() -> None:
     """Noise of the largest budget would lie below what an exact release draws."""
     privacy = {"relation": "replace-one", "mu": 1e3, "shares": [1e-12, 0.5, 1.0]}
     with pytest.raises(InputError, match="cannot be made of integers"):
@@ -242,13 +242,13 @@ def test_budgets_too_far_apart_for_one_lattice_are_refused_in_words() -> None:
 MakeCell = Callable[..., Cell]
 
 
-def test_a_servers_own_noise_has_no_silos_budget(small_cell: MakeCell) -> None:
+def test_noise_of_the_server_has_the_claim_of_the_whole_plan(small_cell: MakeCell) -> None:
     plan = planned(small_cell(algorithm__trust="trusted"), released=True)
     assert plan.required_exact_plan.party_claim(SERVER) is plan.required_exact_plan.claim
 
 
 @pytest.mark.parametrize("row", ["correlated increments", "secret rounds"])
-def test_a_silo_that_released_with_anothers_budget_is_seen(tmp_path: Path, row: str) -> None:
+def test_the_ledger_detects_a_silo_that_released_with_the_noise_of_another_silo(tmp_path: Path, row: str) -> None:
     """Gains: "ok" beside releases of silo 0 with silo 2's noise: the claim is of the silo protected least."""
     privacy = {"relation": "replace-one", "epsilon": 2.0, "shares": list(SHARES)}
     scenario, folder = parse_scenario(small_tree(**{"privacy": privacy, **ROWS[row]}), "test"), tmp_path / "run"

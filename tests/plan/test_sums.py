@@ -22,7 +22,7 @@ def sums_of(rounds: int, groups: int = 1) -> RunningSums:
 
 
 @pytest.mark.parametrize("groups", [1, 2, 4])
-def test_distance_and_overlap_of_a_records_rounds_are_rounded_up(groups: int) -> None:
+def test_displacement_and_overlap_of_the_rounds_of_a_record_are_rounded_up(groups: int) -> None:
     """C has 1 and then 0.75^(k-1)/4 in every column, whose squares and products are fractions."""
     series = [Fraction(1), *(Fraction(3, 4) ** k / 4 for k in range(7))]
     square = sum(value**2 for value in series)
@@ -32,7 +32,7 @@ def test_distance_and_overlap_of_a_records_rounds_are_rounded_up(groups: int) ->
     assert overlap <= share * distance**2 <= overlap * (1 + Fraction(3, 2 * 10**12))
 
 
-def test_overlaps_are_looked_at_up_to_a_number_of_a_records_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_overlaps_of_too_many_rounds_of_one_record_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plan_sums, "MAX_ROUNDS", 6)
     for rounds, groups in ((6, 1), (12, 2), (11, 2)):
         assert sums_of(rounds, groups).displacement_and_overlap(groups)[1] > 0.0
@@ -41,7 +41,7 @@ def test_overlaps_are_looked_at_up_to_a_number_of_a_records_rounds(monkeypatch: 
             sums_of(rounds, groups).displacement_and_overlap(groups)
 
 
-def test_chains_bound_overlaps_of_few_rounds_that_do_overlap() -> None:
+def test_a_bound_of_overlaps_exists_only_for_overlapping_rounds_in_at_most_200_bins() -> None:
     for bins, has_chains in ((4, True), (200, True), (201, False)):
         order = RandomAllocation(bins, bins)
         fading = RunningSums(FADING, Workload(order, 1.0, np.ones(bins)), "zero-out")

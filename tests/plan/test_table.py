@@ -27,7 +27,7 @@ def plan_with(cell: Cell, *, released: bool) -> Plan:
 
 
 @pytest.mark.parametrize("epochs", [1, 2, 4])
-def test_a_silo_reads_the_rows_of_its_order(small_cell: MakeCell, epochs: int) -> None:
+def test_a_silo_batch_has_the_rows_of_its_participation_schedule(small_cell: MakeCell, epochs: int) -> None:
     """Else a record is read more often than it is charged for."""
     cell = small_cell(federation__epochs=epochs)
     plan = plan_with(cell, released=True)
@@ -40,7 +40,7 @@ def test_a_silo_reads_the_rows_of_its_order(small_cell: MakeCell, epochs: int) -
         assert planned.batch_count == max(1, plan.schedule.expected_batches(t))
 
 
-def test_a_plan_that_is_made_by_replace_derives_its_fields_again(small_cell: MakeCell) -> None:
+def test_a_plan_copied_by_dataclass_replace_recomputes_its_derived_fields(small_cell: MakeCell) -> None:
     """A release under another trust setting, as an audit makes it, has that setting's messages."""
     plan = plan_with(small_cell(algorithm__trust="secure-aggregation"), released=True)
     trusted = dataclasses.replace(plan, trust=TRUSTED)
@@ -60,7 +60,7 @@ def test_a_plan_that_is_made_by_replace_derives_its_fields_again(small_cell: Mak
         ("secure-aggregation", True, torch.uint8, 5, torch.int64),
     ],
 )
-def test_messages_have_the_numbers_that_a_trust_setting_sends(
+def test_message_types_and_sizes_follow_the_trust_setting_and_arithmetic(
     small_cell: MakeCell,
     trust: str,
     released: bool,
@@ -83,7 +83,9 @@ PRIVACY = {"relation": "replace-one", "mu": 1.0}
 
 
 @pytest.mark.parametrize("away", [{"drop_out": 0.35}, {"away": {"1": [2]}}])
-def test_a_run_goes_on_without_a_silo_if_its_algorithm_can(small_cell: MakeCell, away: dict[str, Any]) -> None:
+def test_a_plan_with_absent_silos_is_refused_if_the_algorithm_needs_all_silos(
+    small_cell: MakeCell, away: dict[str, Any]
+) -> None:
     federation = {"silos": 3, "rounds": 8, **away}
     plan = plan_with(small_cell(algorithm=SGD, privacy=PRIVACY, federation=federation), released=True)
     assert plan.schedule.rounds == 8
@@ -105,7 +107,7 @@ def test_silos_are_absent_in_the_rounds_that_are_listed_or_drawn(small_cell: Mak
     assert all(list(rounds) == sorted(rounds) for rounds in absences.rounds.values())
 
 
-def test_a_task_has_the_model_of_its_algorithm(tmp_path: Path) -> None:
+def test_a_noisy_newton_point_has_the_weights_and_a_symmetric_matrix(tmp_path: Path) -> None:
     """A point of Newton's method has weights, and the numbers of a symmetric matrix of them."""
     tree = table_tree(write_csv(tmp_path / "t.csv", rows()))
     tree["model"]["name"] = "logistic-regression"
@@ -117,7 +119,7 @@ def test_a_task_has_the_model_of_its_algorithm(tmp_path: Path) -> None:
     assert point == weights + weights * (weights + 1) // 2
 
 
-def test_a_bound_of_the_excess_risk_is_of_the_plans_batch_dimension_and_noise(small_cell: MakeCell) -> None:
+def test_the_excess_risk_bound_follows_from_batch_size_dimension_and_noise(small_cell: MakeCell) -> None:
     """Fresh gradients with errors of s² = clip²/B + d·std²: R²/(2ηT) + s²/(2(1/η - M))."""
     cell = small_cell(
         data={"name": "linear-regression"},
@@ -135,7 +137,7 @@ def test_a_bound_of_the_excess_risk_is_of_the_plans_batch_dimension_and_noise(sm
     assert bound.value == pytest.approx(expected)
 
 
-def test_a_plan_counts_the_values_of_its_largest_round(small_cell: MakeCell) -> None:
+def test_a_plan_counts_the_extra_memory_values_of_its_largest_round(small_cell: MakeCell) -> None:
     """An anchor round has a direction a record, and another round has eight at each of two points."""
     smoothing = {"smoothing": 0.1, "radius": 0.02, "period": 3, "anchor_clip": 20.0, "clip": 5.0, "step": 0.0005}
     algorithm = {"name": "goldstein-single-pass", "trust": "trusted", "window": 2, "output": "last", **smoothing}

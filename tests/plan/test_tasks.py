@@ -41,14 +41,14 @@ MakeCell = Callable[..., Cell]
         ),
     ],
 )
-def test_records_that_nobody_has_are_not_held_out(
+def test_validation_and_split_settings_are_refused_where_no_training_records_are_available(
     small_cell: MakeCell, load: Callable[[Cell], object], data: dict[str, Any], reason: str
 ) -> None:
     with pytest.raises(InputError, match=reason):
         load(small_cell(data={"name": "synthetic", **data}))
 
 
-def test_a_server_has_a_model_for_its_own_data_set_alone(small_cell: MakeCell) -> None:
+def test_a_server_refuses_a_model_that_belongs_to_another_data_set(small_cell: MakeCell) -> None:
     model, algorithm = {"name": "least-squares"}, {"name": "dp-sgd", "trust": "trusted", "clip": 1.0, "step": 0.1}
     sections = {"model": model, "algorithm": algorithm, "privacy": {"relation": "zero-out", "mu": 1.0}}
     task = load_public_task(small_cell(data={"name": "linear-regression"}, **sections))
@@ -57,7 +57,7 @@ def test_a_server_has_a_model_for_its_own_data_set_alone(small_cell: MakeCell) -
         load_public_task(small_cell(data={"name": "phase-retrieval"}, **sections))
 
 
-def test_the_last_training_records_are_held_out(small_cell: MakeCell) -> None:
+def test_the_last_training_records_are_held_out_for_validation(small_cell: MakeCell) -> None:
     whole = load_task(small_cell())
     for count in (1, 1000):
         task = load_task(small_cell(data={"name": "synthetic", "validation": count}))
@@ -66,13 +66,13 @@ def test_the_last_training_records_are_held_out(small_cell: MakeCell) -> None:
             assert torch.equal(part.labels, whole.train.labels[expected])
 
 
-def test_a_table_without_test_records_is_evaluated_on_none(tmp_path: Path) -> None:
+def test_a_table_without_test_records_is_refused(tmp_path: Path) -> None:
     tree = table_tree(write_csv(tmp_path / "t.csv", rows()), split=None, test_share=0.0)
     with pytest.raises(InputError, match=r"t\.csv: has no test records; look at `split` and `test_share`"):
         load_task(resolve_cell(tree, "test"))
 
 
-def test_noise_in_floating_point_is_no_release(small_cell: MakeCell) -> None:
+def test_a_plan_with_floating_point_noise_cannot_be_released(small_cell: MakeCell) -> None:
     def plan_of(released: bool = False, **overrides: Any) -> Plan:
         cell = small_cell(**overrides)
         return make_plan(cell, load_task(cell).objective, for_release=released)
@@ -85,7 +85,7 @@ def test_noise_in_floating_point_is_no_release(small_cell: MakeCell) -> None:
     plan_of(privacy={"relation": "zero-out", "mode": "none"}).check_release_noise()  # which has no noise
 
 
-def test_clients_of_a_pool_have_the_records_of_their_units(small_cell: MakeCell) -> None:
+def test_clients_of_a_pool_have_disjoint_records_of_their_own_units(small_cell: MakeCell) -> None:
     """Row indices in the data, unit by unit, of which no record is in two clients."""
     cell = small_cell(
         federation={"silos": 1, "clients": 40, "cohort": 10, "rounds": 4},
@@ -99,7 +99,7 @@ def test_clients_of_a_pool_have_the_records_of_their_units(small_cell: MakeCell)
     assert len(set(rows_of_pool.tolist())) == len(rows_of_pool) == 5 * len(units)
 
 
-def test_noise_is_fitted_to_points_that_a_row_publishes_in_a_public_order() -> None:
+def test_noise_fitting_needs_published_points_and_a_public_schedule() -> None:
     row, settings = ALGORITHMS["dp-ftrl"], NoiseSettings.model_validate({"mechanism": "blt"})
     order = FixedOrder(8, 8)
     with pytest.raises(InputError, match="noise cannot be fitted to what dp-ftrl publishes"):

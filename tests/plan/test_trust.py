@@ -6,7 +6,7 @@ from fedpriv.core.random import SERVER
 from fedpriv.noise.trust import CLIENT, RECORD, TRUSTS, find_trust
 
 
-def test_noise_covers_the_record_that_weighs_most() -> None:
+def test_noise_is_calibrated_to_the_record_with_the_largest_weight() -> None:
     """p_i / B_i is largest in silo 1; a mean that weighs silos by anything but size has such a silo."""
     noise = find_trust("trusted").calibrate_noise(2.0, (10, 4), (0.5, 0.5), "zero-out", 1.5)
     (server,) = noise.sources
@@ -16,11 +16,11 @@ def test_noise_covers_the_record_that_weighs_most() -> None:
     assert [source.weight for source in own.sources] == [0.5, 0.5]
 
 
-def test_messages_keep_a_claim_by_themselves_with_an_untrusted_server_alone() -> None:
+def test_single_messages_of_silos_are_private_only_in_the_untrusted_setting() -> None:
     assert [name for name, setting in TRUSTS.items() if setting.private_messages] == ["untrusted"]
 
 
-def test_who_draws_noise_and_whose_messages_are_noisy_running_sums() -> None:
+def test_the_trust_setting_determines_who_adds_noise_and_who_publishes_running_sums() -> None:
     """Of silo 0 and the server; under secure aggregation silos draw, and the noisy sum is the server's."""
     said = {
         name: [setting.adds_noise(0), setting.adds_noise(SERVER), setting.publishes_sums(0)]
@@ -35,7 +35,7 @@ def test_who_draws_noise_and_whose_messages_are_noisy_running_sums() -> None:
     assert all(setting.publishes_sums(0) != setting.publishes_sums(SERVER) for setting in TRUSTS.values())
 
 
-def test_a_silo_that_trusts_little_allows_little() -> None:
+def test_a_trust_setting_covers_only_settings_that_need_no_more_trust() -> None:
     order = [TRUSTS[name] for name in ("untrusted", "secure-aggregation", "trusted", "curator")]
     for place, setting in enumerate(order):
         assert [setting.covers(other) for other in order] == [at <= place for at in range(len(order))]
@@ -43,7 +43,7 @@ def test_a_silo_that_trusts_little_allows_little() -> None:
         assert alone == [at == 0 or at > place for at in range(len(order))]
 
 
-def test_clients_and_records_are_told_their_own_protection() -> None:
+def test_protection_texts_differ_for_clients_and_records_under_a_trusted_server() -> None:
     trusted, untrusted = TRUSTS["trusted"], TRUSTS["untrusted"]
     assert trusted.protection_of(CLIENT) == trusted.client_protection != trusted.protection
     assert trusted.protection_of(RECORD) == trusted.protection

@@ -53,14 +53,14 @@ def planted(monkeypatch: pytest.MonkeyPatch) -> Unit:
     return PERSON
 
 
-def test_a_stream_keeps_its_unit(planted: Unit) -> None:
+def test_a_release_stream_preserves_its_unit_of_protection_in_a_ledger_round_trip(planted: Unit) -> None:
     stream = dataclasses.replace(STREAM, unit=planted)
     assert stream_from_data(stream_to_data(stream)) == stream
     with pytest.raises(InputError, match="unit = 'household': accepted are 'record', 'user', 'client', 'person'"):
         stream_from_data({**stream_to_data(STREAM), "unit": "household"})
 
 
-def test_a_claim_is_of_its_streams_unit_and_of_one_only(planted: Unit) -> None:
+def test_a_claim_has_the_unit_of_its_releases_and_mixed_units_are_refused(planted: Unit) -> None:
     """Guarantee of the claim: neighbours differ in one unit; records and persons cannot be compared."""
     persons = dataclasses.replace(STREAM, unit=planted)
     claim = compute_claim([persons])
@@ -75,7 +75,7 @@ def test_a_claim_is_of_its_streams_unit_and_of_one_only(planted: Unit) -> None:
         compute_claim([STREAM, persons])
 
 
-def test_the_noise_is_for_what_one_unit_weighs() -> None:
+def test_noise_is_proportional_to_the_weight_of_one_unit_of_protection() -> None:
     """Guarantee of `Trust.calibrate_noise`: mu for each unit, so that twice the weight takes twice the noise."""
     for trust in (UNTRUSTED, TRUSTED):
         record, person = (
@@ -97,7 +97,7 @@ def test_a_guard_whose_budget_is_for_persons_refuses_runs_that_protect_records(
         open_guard(persons).answer("run", cell_json(), 1, ZERO)
 
 
-def test_a_report_speaks_of_the_unit(planted: Unit) -> None:
+def test_a_privacy_statement_names_its_unit_of_protection(planted: Unit) -> None:
     data = stream_to_data(dataclasses.replace(STREAM, unit=planted))
     cell = {
         "trust": "untrusted",
@@ -119,7 +119,7 @@ def test_a_report_speaks_of_the_unit(planted: Unit) -> None:
     assert "person by person" in said.loss_assumptions[0]
 
 
-def test_units_that_scenarios_can_name_are_those_of_the_table() -> None:
+def test_only_registered_units_of_protection_are_accepted() -> None:
     assert list(UNITS) == ["record", "user", "client"]
     assert make_unit("record") is RECORD
     with pytest.raises(InputError, match="unit = 'household': accepted are 'record', 'user', 'client'"):
@@ -131,16 +131,16 @@ def test_units_that_scenarios_can_name_are_those_of_the_table() -> None:
 @pytest.mark.parametrize(
     "unit", [RECORD, make_unit("user", 8, 3), make_unit("client", 1), make_unit("client", 60)]
 )
-def test_a_unit_is_read_back_from_a_ledger(unit: Unit) -> None:
+def test_a_unit_of_protection_survives_a_ledger_round_trip(unit: Unit) -> None:
     assert unit_from_data(json.loads(json.dumps(unit.to_data()))) == unit
 
 
-def test_words_say_how_many_records_make_one_up() -> None:
+def test_the_description_of_a_person_unit_states_its_record_and_silo_limits() -> None:
     assert make_unit("user", 8).description == "all records of one person in one silo, at most 8 a round"
     assert "in at most 3 of the silos" in make_unit("user", 8, 3).assumptions
 
 
-def test_persons_in_several_silos_pay_in_each_of_them() -> None:
+def test_the_claim_for_persons_in_two_silos_composes_both_silos() -> None:
     """Guarantee of `claim_of` and of `Trust.calibrate_noise` with `shared` = 2: the worst two streams compose
     to it.
     """
@@ -168,7 +168,7 @@ def test_persons_in_several_silos_pay_in_each_of_them() -> None:
 
 
 @pytest.mark.parametrize("trust", ["untrusted", "trusted", "secure-aggregation"])
-def test_releases_of_integers_keep_the_target_of_persons_in_both_silos(tmp_path: Path, trust: str) -> None:
+def test_integer_releases_meet_the_privacy_target_of_persons_in_two_silos(tmp_path: Path, trust: str) -> None:
     cell = person_cell(tmp_path, algorithm__trust=trust, privacy__shared=2)
     plan = make_plan(cell, load_task(cell).objective, for_release=True)
     claim = compute_claim(make_release_streams(plan, plan.schedule.rounds))
@@ -177,7 +177,7 @@ def test_releases_of_integers_keep_the_target_of_persons_in_both_silos(tmp_path:
     assert 1.99 < claim.guarantee.mu <= 2.0
 
 
-def test_a_run_says_what_it_means_for_persons_with_several_records() -> None:
+def test_group_privacy_of_two_and_eight_records_matches_reference_values() -> None:
     """mu = 1: 2 records 9.9971, 8 records 65.32; with secret rounds the chain, which √k·μ would undercut."""
     exact = group_epsilons(GaussianDP(1.0), 1e-5)
     assert exact[2] == pytest.approx(9.997, abs=1e-3)
@@ -194,7 +194,9 @@ def test_a_run_says_what_it_means_for_persons_with_several_records() -> None:
 
 
 @pytest.mark.parametrize("units", [[[0], [1], [2]], [[2], [0]], [[0, 1], [2, 3]], [[3, -1], [0, 2]], [[1], [-1]]])
-def test_a_unit_is_its_records_in_order(units: list[list[int]]) -> None:
+def test_grouping_gives_each_unit_its_records_in_order_and_zeros_for_absent_records(
+    units: list[list[int]],
+) -> None:
     """A unit of one record has no axis of records, and an absent record is zeros without a label."""
     records = Records(torch.arange(1.0, 13.0).view(4, 3), torch.tensor([2, 0, 1, 2]))
     features, labels = group_records(records, np.array(units))

@@ -35,7 +35,7 @@ def context_of(**config: Any) -> Context:
         ({"protocol": "2", "fedpriv": "0.9"}, "the coordinator an older one"),
     ],
 )
-def test_another_protocol_is_refused_before_the_guard_is_asked(
+def test_a_coordinator_with_another_protocol_version_is_refused_before_the_guard_is_contacted(
     theirs: dict[str, Any], words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Was: KeyError 'query' at the server, and nothing at the silo."""
@@ -61,5 +61,5 @@ def test_a_clock_may_be_behind_by_305_seconds_or_ahead_by_5() -> None:
     assert [format_clock_offset(offset) for offset in (2.6, -2.6)] == ["3 s ahead of", "3 s behind"]
 
 
-def test_the_same_protocol_is_no_matter_of_words() -> None:
+def test_another_fedpriv_version_with_the_same_protocol_is_accepted() -> None:
     assert silo.find_protocol_mismatch(context_of(protocol=PROTOCOL_VERSION, fedpriv="0.9")) is None

@@ -24,7 +24,7 @@ from fedpriv.rounds.round import is_finite
 
 
 @pytest.mark.parametrize("values", [np.zeros(0), np.arange(5.0), np.ones((2, 3), np.float32)])
-def test_encoding_is_byte_identical_to_flowers(values: NDArray[Any]) -> None:
+def test_array_encoding_is_byte_identical_to_that_of_flower(values: NDArray[Any]) -> None:
     ours, theirs = encode_array(values), Array(values)
     for name in ("dtype", "shape", "stype", "data"):
         assert getattr(ours, name) == getattr(theirs, name)
@@ -36,7 +36,7 @@ def test_decoding_falls_back_to_numpy_for_other_layouts() -> None:
     assert torch.equal(decode_tensor(Array(fortran)), torch.from_numpy(fortran.copy()))
 
 
-def test_decoding_copies_nothing_and_says_nothing(recwarn: pytest.WarningsRecorder) -> None:
+def test_array_decoding_copies_no_data_and_emits_no_warning(recwarn: pytest.WarningsRecorder) -> None:
     array = encode_array(torch.arange(3.0))
     decoded = decode_tensor(array)
     assert decoded.data_ptr() == np.frombuffer(array.data, np.float32, offset=len(array.data) - 12).ctypes.data
@@ -44,7 +44,7 @@ def test_decoding_copies_nothing_and_says_nothing(recwarn: pytest.WarningsRecord
 
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
-def test_finiteness(bad: float) -> None:
+def test_vectors_with_nan_or_infinite_values_are_detected(bad: float) -> None:
     vector = torch.randn(7850)
     assert is_finite(vector)
     vector[17] = bad
@@ -84,7 +84,7 @@ def test_missing_or_mistyped_content_is_named() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int64, torch.uint8])
 @pytest.mark.parametrize("length", [0, 1, 1000])
-def test_a_vector_is_one_object_of_a_message_unless_it_is_long(
+def test_short_vectors_travel_in_the_config_record_and_long_ones_in_an_array_record(
     dtype: torch.dtype, length: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Flower asks for every object by itself, on each of a message's ways."""

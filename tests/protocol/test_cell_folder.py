@@ -29,7 +29,9 @@ def full_disk(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     return lambda: monkeypatch.setattr(os, "fsync", Mock(side_effect=error))
 
 
-def test_a_full_disk_leaves_the_file_as_it_was_and_no_draft(tmp_path: Path, full_disk: Callable[[], None]) -> None:
+def test_a_failed_write_on_a_full_disk_leaves_the_old_file_and_no_temporary_file(
+    tmp_path: Path, full_disk: Callable[[], None]
+) -> None:
     write_json(tmp_path / "results.json", {"a": 1})
     full_disk()
     writes: list[tuple[Callable[..., None], str, Any]] = [
@@ -44,14 +46,14 @@ def test_a_full_disk_leaves_the_file_as_it_was_and_no_draft(tmp_path: Path, full
     assert json.loads((tmp_path / "results.json").read_text()) == {"a": 1}
 
 
-def test_a_draft_of_a_killed_process_is_no_obstacle(tmp_path: Path) -> None:
+def test_a_temporary_file_of_a_killed_process_is_replaced(tmp_path: Path) -> None:
     (tmp_path / f".results.json.{os.getpid()}").write_text("half")
     write_json(tmp_path / "results.json", {"a": 1}, 0o600)
     assert [path.name for path in tmp_path.iterdir()] == ["results.json"]
     assert (tmp_path / "results.json").stat().st_mode & 0o777 == 0o600
 
 
-def test_a_reporter_on_a_full_disk_says_so_in_one_line(tmp_path: Path, full_disk: Callable[[], None]) -> None:
+def test_a_reporter_on_a_full_disk_fails_in_one_line(tmp_path: Path, full_disk: Callable[[], None]) -> None:
     reporter = FolderReporter(tmp_path)
     full_disk()
     for report, *arguments in (
@@ -112,13 +114,13 @@ def test_a_deployment_has_its_journal_in_its_folder_and_its_checkpoints_beside_a
     assert output_folder({"out": ""}) == Path("runs/flower")
 
 
-def test_a_folder_that_cannot_be_made_says_so_in_one_line(tmp_path: Path) -> None:
+def test_a_report_folder_that_cannot_be_created_is_refused_in_one_line(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(RunError, match="cannot be written there"):
         FolderReporter(tmp_path / "file" / "below")
 
 
-def test_the_servers_own_error_comes_through_where_no_report_of_it_can_be_written(
+def test_a_server_error_is_raised_even_if_its_report_cannot_be_written(
     small_cell: Callable[..., Cell], tmp_path: Path, full_disk: Callable[[], None]
 ) -> None:
     grid = InProcessGrid(None, 3, {})  # its nodes fail at the first message
@@ -134,7 +136,7 @@ def test_the_servers_own_error_comes_through_where_no_report_of_it_can_be_writte
 
 
 @pytest.mark.parametrize("line", [b"garbage\n", b"[1, 2]\n", b"\xff\xfe\n", b'{"test_loss": 1.0}\n', b'"x"\n'])
-def test_a_garbage_line_of_the_history_is_named(tmp_path: Path, line: bytes) -> None:
+def test_a_damaged_line_of_the_evaluation_history_is_named(tmp_path: Path, line: bytes) -> None:
     good = b'{"round": 1, "test_loss": 1.0}\n'
     (tmp_path / "history.jsonl").write_bytes(good + line + b'{"round": 3')
     reader = FolderReader(tmp_path)
@@ -144,7 +146,7 @@ def test_a_garbage_line_of_the_history_is_named(tmp_path: Path, line: bytes) -> 
         next(lines)
 
 
-def test_the_history_is_read_once_and_a_line_that_is_being_written_waits(tmp_path: Path) -> None:
+def test_evaluation_lines_are_read_once_and_only_when_complete(tmp_path: Path) -> None:
     path = tmp_path / "history.jsonl"
     path.write_text('{"round": 1}\n{"round": ')
     reader = FolderReader(tmp_path)
@@ -177,7 +179,7 @@ def test_a_cell_that_the_scenario_lacks_is_refused_in_one_line(index: object) ->
         scenario_from_run_config({"scenario": "scenarios/mnist-untrusted.toml", "set": "", "cell": index})
 
 
-def test_the_servers_error_keeps_its_kind(tmp_path: Path) -> None:
+def test_a_server_error_read_from_the_folder_has_its_original_type(tmp_path: Path) -> None:
     FolderReporter(tmp_path).failed(InputError("bad key"))
     with pytest.raises(InputError, match="bad key"):
         FolderReader(tmp_path).read_result()

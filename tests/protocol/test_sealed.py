@@ -41,7 +41,7 @@ def objects(content: RecordDict) -> set[str]:
 
 
 @every_vector
-def test_guarantee_no_object_of_a_release_can_be_guessed(vector: NDArray[Any]) -> None:
+def test_guarantee_sealed_releases_of_equal_vectors_share_no_message_object(vector: NDArray[Any]) -> None:
     """Gains: whether a guess of another silo's exact sum is right, by asking for the object that it would be."""
     first, second = seal_vector("release", vector), seal_vector("release", vector)
     assert not objects(first) & objects(second)
@@ -50,7 +50,9 @@ def test_guarantee_no_object_of_a_release_can_be_guessed(vector: NDArray[Any]) -
 
 @pytest.mark.usefixtures("flower_task")
 @pytest.mark.parametrize("tests", [False, True])
-def test_what_a_guard_answers_leaves_the_silo_sealed(monkeypatch: pytest.MonkeyPatch, tests: bool) -> None:
+def test_guard_replies_with_the_same_release_share_no_message_object(
+    monkeypatch: pytest.MonkeyPatch, tests: bool
+) -> None:
     """Training and evaluation: two answers with the same release have no object in common."""
     answer = proxy.GuardReply(np.arange(5.0), b"commit")
     monkeypatch.setattr(proxy, "ask_reply", lambda *_, **__: answer)
@@ -63,7 +65,7 @@ def test_what_a_guard_answers_leaves_the_silo_sealed(monkeypatch: pytest.MonkeyP
 
 
 @every_vector
-def test_the_server_reads_what_was_sealed(vector: NDArray[Any]) -> None:
+def test_unsealing_recovers_the_sealed_vector(vector: NDArray[Any]) -> None:
     content = seal_vector("release", vector)
     opened = read_tensor(content, "release").numpy()
     assert opened.dtype == vector.dtype
@@ -73,7 +75,7 @@ def test_the_server_reads_what_was_sealed(vector: NDArray[Any]) -> None:
 
 
 @pytest.mark.parametrize("seal", [b"", bytes(31), bytes(33), "a" * 32, 3, [1, 2]])
-def test_another_seal_is_refused(seal: Any) -> None:
+def test_a_release_with_a_malformed_seal_is_refused(seal: Any) -> None:
     content = vector_content("release", encode_array(np.arange(5.0)), {"seal": seal})
     with pytest.raises(ValueError, match="sealed with something else"):
         read_tensor(content, "release")
@@ -97,7 +99,7 @@ ODD = {
 
 @pytest.mark.parametrize("sealed", [False, True])
 @pytest.mark.parametrize("name", ODD)
-def test_bytes_that_are_no_plain_numbers_are_a_value_error(name: str, sealed: bool) -> None:
+def test_array_bytes_that_are_not_plain_numbers_raise_a_value_error(name: str, sealed: bool) -> None:
     """An archive ended the server by an AttributeError that named no silo (S5)."""
     described = Array("float64", (4,), "numpy.ndarray", ODD[name])
     config = ConfigRecord({"seal": bytes(32)} if sealed else {})
@@ -113,7 +115,7 @@ MALFORMED = [SOUND.replace(b"<f4", b"<f1"), SOUND.replace(b"<f4", b"<i8"), SOUND
 
 
 @pytest.mark.parametrize("data", [*MALFORMED, b"PK\x03\x04" + bytes(20), b""])
-def test_malformed_bytes_are_a_value_error_whatever_numpy_makes_of_them(data: bytes) -> None:
+def test_malformed_array_bytes_raise_a_value_error(data: bytes) -> None:
     """A silo that sends them is named, and the server does not fail."""
     described = Array("float32", (1,), "numpy.ndarray", data)
     for content in (

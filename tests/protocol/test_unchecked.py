@@ -38,7 +38,9 @@ def have_the_same_fields(made: object, checked: object) -> bool:
         (RecordDict, {"metrics": MetricRecord({"drawn": 1}), "release": ArrayRecord({"v": array_of_three()})}),
     ],
 )
-def test_a_record(kind: type[Any], values: dict[str, Any]) -> None:
+def test_a_record_built_without_checks_equals_that_of_the_flower_constructor(
+    kind: type[Any], values: dict[str, Any]
+) -> None:
     checked = kind(values)
     made, other = build_record(kind, values), build_record(kind, {})
     assert made == checked
@@ -50,7 +52,7 @@ def test_a_record(kind: type[Any], values: dict[str, Any]) -> None:
         made["other"] = object()
 
 
-def test_an_array() -> None:
+def test_an_array_built_without_checks_equals_that_of_the_flower_constructor() -> None:
     checked = array_of_three()
     made = build_array(checked.dtype, checked.shape, checked.stype, checked.data)
     assert np.array_equal(made.numpy(), checked.numpy())
@@ -66,7 +68,7 @@ def asked() -> Message:
     return message
 
 
-def test_an_answer() -> None:
+def test_a_reply_built_without_checks_equals_that_of_the_flower_constructor() -> None:
     message, content = asked(), RecordDict({"metrics": MetricRecord({"drawn": 1})})
     checked, made = Message(content, reply_to=message), build_reply(message, content)
     assert made.content is content
@@ -82,7 +84,7 @@ def test_an_answer() -> None:
     assert message.metadata.message_id == "m1", "the question is as it was"
 
 
-def test_one_message_to_several_nodes() -> None:
+def test_messages_to_several_nodes_share_content_but_not_metadata() -> None:
     content = asked().content
     made = build_messages([7, 9], content, "train")
     for message, node in zip(made, (7, 9), strict=True):
@@ -97,14 +99,14 @@ def test_one_message_to_several_nodes() -> None:
     assert build_messages([], content, "train") == []
 
 
-def test_a_message_of_known_metadata() -> None:
+def test_a_message_rebuilt_from_its_metadata_and_content_equals_the_original() -> None:
     message = asked()
     made = build_message(message.metadata, message.content)
     assert made.__dict__ == message.__dict__
     assert made.object_id == message.object_id
 
 
-def test_a_copy_shares_bytes_and_nothing_else() -> None:
+def test_a_copied_record_shares_array_bytes_but_not_its_structure() -> None:
     content = asked().content
     copied = copy_content(content)
     assert copied == content

@@ -62,7 +62,7 @@ def one_cell(*overrides: str) -> Cell:
 
 
 @pytest.mark.parametrize("dimension", [2, 3, 8])
-def test_the_gradient_of_the_population_is_the_mean_over_records(problems: ModuleType, dimension: int) -> None:
+def test_the_population_gradient_norm_matches_the_mean_over_records(problems: ModuleType, dimension: int) -> None:
     normals = np.random.default_rng(1).standard_normal((200_000, dimension))
     records = problems.place_on_sphere(normals, torch.float64, problems.DistanceSettings(dimension=dimension))
     loss = problems.DistanceLoss(dimension, torch.float64)
@@ -75,7 +75,7 @@ def test_the_gradient_of_the_population_is_the_mean_over_records(problems: Modul
         )
 
 
-def test_the_metric_of_several_points_is_its_mean(problems: ModuleType) -> None:
+def test_metrics_of_several_points_are_averaged(problems: ModuleType) -> None:
     loss = problems.DistanceLoss(3, torch.float64)
     generator = torch.Generator().manual_seed(0)
     points = torch.rand(2, 5, 3, dtype=torch.float64, generator=generator)  # two replicates of five points
@@ -91,7 +91,7 @@ def test_the_metric_of_several_points_is_its_mean(problems: ModuleType) -> None:
 
 
 @pytest.mark.parametrize("windows", [(3,), (3, 5)])
-def test_the_output_has_the_windows_of_the_papers_algorithm(
+def test_the_forty_published_windows_match_those_of_plain_o2nc(
     problems: ModuleType, windows: tuple[int, ...]
 ) -> None:
     """Means of 40 windows evenly spaced over a run, of which `goldstein-single-pass` publishes one."""
@@ -133,7 +133,7 @@ def test_the_step_is_twice_the_theorems_for_exact_gradients() -> None:
     assert printed.step == pytest.approx(radius / ((1.0 + (exact + 4 * 63) ** 0.5) * window**0.5), rel=1e-9)
 
 
-def test_gradients_are_at_random_points_only_if_asked_for() -> None:
+def test_gradients_are_randomly_smoothed_only_if_requested() -> None:
     plain, smoothed = one_cell(), one_cell("algorithm.smoothed=true")
     assert not isinstance(make_plan(plain, load_task(plain).objective).objective, RandomSmoothing)
     objective = make_plan(smoothed, load_task(smoothed).objective).objective
@@ -146,14 +146,14 @@ def measure(some: list[Cell]) -> list[float]:
     return [outcome.cell_outcome.metrics["gradient_norm"] for outcome in outcomes]
 
 
-def test_runs_of_different_travel_are_computed_together_and_alike() -> None:
+def test_runs_with_different_o2nc_radii_give_the_same_results_together_as_alone() -> None:
     narrow = 'label.clips=["clips L"]', "federation.rounds=[1024]", "algorithm.period=[64]", "seeds=4"
     some = [cell for cell in cells(*narrow, "algorithm.travel=[2.5,6.5]") if cell.seed < 2]
     assert measure(some) == pytest.approx([value for cell in some for value in measure([cell])], rel=1e-9)
 
 
 @pytest.mark.slow
-def test_a_golden_point_of_independent_code() -> None:
+def test_a_measured_gradient_norm_matches_a_golden_value_of_independent_code() -> None:
     """16,384 records, d = 8, μ = 1: .240 at the best travel and period, here within 6 % at good ones."""
     narrow = 'label.clips=["clips L"]', "federation.rounds=[8192]", "algorithm.travel=[6.5]"
     assert np.mean(measure(cells(*narrow, "algorithm.period=[256]", "seeds=4"))) == pytest.approx(0.24, rel=0.06)

@@ -18,7 +18,7 @@ def test_all_items_of_the_papers_are_listed_once() -> None:
     assert [int(row.split(".")[0].removeprefix("| ")) for row in ROWS] == list(range(1, 68))
 
 
-def test_every_line_of_code_exists() -> None:
+def test_every_code_reference_of_the_papers_page_exists() -> None:
     entries = re.findall(r"`([\w/]+\.py):(\w+)`", PAGE)
     assert len(entries) > 55
     assert [entry for entry in entries if entry[1] not in defined_names(entry[0])] == []
@@ -31,7 +31,7 @@ def test_every_item_has_a_command_or_a_reason() -> None:
         assert (code and command) or difference, row
 
 
-def test_every_command_is_in_a_block_that_the_documentations_tests_run() -> None:
+def test_every_command_of_the_papers_page_is_in_a_tested_block() -> None:
     """A block is executed by tests/test_docs.py, or says that its commands are long."""
     shown = set(re.findall(r"`(fedpriv [^`]+)`", "\n".join(ROWS))) - {"fedpriv plot"}
     in_blocks = set(re.findall(r"^(fedpriv .*?)(?:  +#.*)?$", PAGE, flags=re.MULTILINE))

@@ -31,7 +31,9 @@ RHO_4 = epsilon_of(4.0, 1e-5)
     ("epsilon", "multiples"),
     [(1.0, (6.210, 5.431, 3.881)), (8.0, (49.677, 49.680, 50.244)), (RHO_4, (151.400, 151.411, 151.525))],
 )
-def test_gradients_of_appendix_f_in_the_papers_tables(epsilon: float, multiples: tuple[float, ...]) -> None:
+def test_appendix_f_gradient_counts_match_golden_multiples_of_dp_mu2_fl(
+    epsilon: float, multiples: tuple[float, ...]
+) -> None:
     for silos, multiple in zip((1, 10, 100), multiples, strict=True):
         ratio = gradients_of_appendix_f(60_000, silos, epsilon) / gradients_of_mu2(60_000, silos)
         assert ratio == pytest.approx(multiple, abs=5e-4)
@@ -45,13 +47,15 @@ def test_gradients_of_appendix_f_in_the_papers_tables(epsilon: float, multiples:
         (RHO_4, (19.91, 62.02, 195.4, 617.1, 1951)),
     ],
 )
-def test_gradients_of_appendix_f_against_records(epsilon: float, multiples: tuple[float, ...]) -> None:
+def test_appendix_f_gradient_counts_match_golden_multiples_for_growing_data_sets(
+    epsilon: float, multiples: tuple[float, ...]
+) -> None:
     for power, multiple in zip((3, 4, 5, 6, 7), multiples, strict=True):
         ratio = gradients_of_appendix_f(10.0**power, 10, epsilon) / gradients_of_mu2(10.0**power, 10)
         assert ratio == pytest.approx(multiple, rel=5e-3)
 
 
-def test_exponents_of_gradients_are_1_and_three_halves() -> None:
+def test_gradient_counts_grow_with_exponents_1_and_three_halves() -> None:
     mu2, *others = FIGURES["reshef-levy"]().lines
     assert mu2.exponent is not None
     assert mu2.exponent.exponent == pytest.approx(1.0, abs=1e-3)
@@ -68,7 +72,7 @@ GOLDEN = {  # Algorithms 1 and 2 counted, Lemmas 12 and 7, Theorems 6 and 9, DP 
 
 
 @pytest.mark.parametrize("records", [250, 1000, pytest.param(2000, marks=pytest.mark.slow)])
-def test_noise_and_bounds_of_the_momentum(records: int) -> None:
+def test_noise_and_bounds_of_the_momentum_algorithms_match_golden_values(records: int) -> None:
     functions = (
         momentum.count_first,
         momentum.count_second,
@@ -82,7 +86,7 @@ def test_noise_and_bounds_of_the_momentum(records: int) -> None:
         assert function(records, 50, 4.0) == pytest.approx(golden, rel=5e-4)
 
 
-def test_windows_of_every_age_count(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_counted_noise_of_algorithm_2_includes_windows_of_every_age(monkeypatch: pytest.MonkeyPatch) -> None:
     """Before: none of 41 to 48 epochs, so that Algorithm 2's counted noise was up to 3 % too small."""
     monkeypatch.setattr(momentum, "_window_square", lambda *_: 1.0)
     records, rounds = 4, 8000
@@ -96,7 +100,7 @@ def test_windows_of_every_age_count(monkeypatch: pytest.MonkeyPatch) -> None:
     assert momentum._window_amplifications(records, rounds)[2] == pytest.approx(np.mean(squares), rel=1e-9)
 
 
-def test_algorithm_1_is_counted_as_a_run_is() -> None:
+def test_the_counted_noise_of_algorithm_1_equals_that_of_a_run() -> None:
     """The mechanism that runs use has the same noise, to rounding."""
     records, rounds = 250, 250 * round(momentum.first_rounds(250, 50, 4.0) / 250)
     workload = Workload(FixedOrder(rounds, records), 1.0 - 1.0 / records, np.full(rounds, 1.0 / records))
@@ -105,14 +109,14 @@ def test_algorithm_1_is_counted_as_a_run_is() -> None:
     assert momentum.count_first(records, 50, 4.0) == pytest.approx(noise, rel=1e-9)
 
 
-def test_estimates_for_any_number_of_records() -> None:
+def test_momentum_noise_estimates_match_golden_values_and_lie_near_exact_counts() -> None:
     noise = {n: (momentum.estimate_first(n, 50, 4.0), momentum.estimate_second(n, 50, 4.0)) for n in (1e3, 1e6)}
     assert noise[1e6] == (pytest.approx(0.01123, rel=5e-4), pytest.approx(0.04142, rel=5e-4))
     assert 0.86 < noise[1e3][0] / momentum.count_first(1000, 50, 4.0) < 0.93  # the mean record for the worst
     assert 0.95 < noise[1e3][1] / momentum.count_second(1000, 50, 4.0) < 1.05
 
 
-def test_exponents_of_the_momentums_noise() -> None:
+def test_momentum_noise_exponents_match_golden_values() -> None:
     exponents = {line.name: line.exponent for line in FIGURES["tran-cutkosky"]().lines}
     for name, golden, half_width in (
         ("Algorithm 1, noise counted", -0.475, 0.003),
@@ -131,7 +135,7 @@ def test_exponents_of_the_momentums_noise() -> None:
     ("dimension", "epsilon", "noise", "printed"),
     [(50, 4.0, 10.3, 19.5), (50, 1.0, 10.9, 20.1), (2000, 1.0, 11.8, 20.9)],
 )
-def test_records_from_which_algorithm_2_is_better(
+def test_the_record_count_from_which_algorithm_2_wins_matches_golden_values(
     dimension: int, epsilon: float, noise: float, printed: float
 ) -> None:
     def at(function):  # type: ignore[no-untyped-def]
@@ -145,7 +149,7 @@ def test_records_from_which_algorithm_2_is_better(
     )
 
 
-def test_records_of_table_1_against_the_dimension() -> None:
+def test_record_counts_of_table_1_match_golden_values_over_the_dimension() -> None:
     golden = (  # at d = 8 and 1,024, and the exponent
         (1095, 8.04e5, 1.446),
         (387.3, 2.513e4, 0.946),
@@ -173,7 +177,7 @@ def test_records_of_table_1_against_the_dimension() -> None:
         (2**20, 32, (0.8587, 7.913, 0.8515, 7.836)),
     ],
 )
-def test_theorems_3_and_15_as_printed_and_by_their_proofs(
+def test_theorems_3_and_15_match_golden_values_as_printed_and_as_proved(
     records: int, rounds: int, golden: tuple[float, ...]
 ) -> None:
     bounds = theorems_3_and_15(AcceleratedSetting(records, rounds))
@@ -181,7 +185,7 @@ def test_theorems_3_and_15_as_printed_and_by_their_proofs(
 
 
 @pytest.mark.parametrize("paper", FIGURES)
-def test_every_paper_prints_its_figure(paper: str, tmp_path: Path) -> None:
+def test_the_rates_command_prints_and_plots_the_figure_of_every_paper(paper: str, tmp_path: Path) -> None:
     picture = tmp_path / "rates.svg"
     printed = CliRunner().invoke(app, ["privacy", "rates", paper, "--plot", str(picture)])
     assert printed.exit_code == 0
@@ -191,7 +195,7 @@ def test_every_paper_prints_its_figure(paper: str, tmp_path: Path) -> None:
     assert all(len(line["xs"]) == len(line["ys"]) > 0 for line in data["lines"])
 
 
-def test_a_paper_that_is_not_known_is_refused() -> None:
+def test_an_unknown_paper_is_refused_with_a_suggestion() -> None:
     refused = CliRunner().invoke(app, ["privacy", "rates", "kornowsky"])
     assert refused.exit_code != 0
     assert "did you mean 'kornowski'" in str(refused.exception)

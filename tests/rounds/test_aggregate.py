@@ -20,7 +20,7 @@ MakeCell = Callable[..., Cell]
 
 @pytest.mark.parametrize("chunk", [2**16, 1000, 4])
 @pytest.mark.parametrize("trust", ["untrusted", "secure-aggregation"])
-def test_a_mean_is_weighted_by_the_silos_however_long_its_pieces_are(
+def test_the_server_mean_has_the_weights_of_the_silos_for_every_chunk_size(
     small_cell: MakeCell, monkeypatch: pytest.MonkeyPatch, trust: str, chunk: int
 ) -> None:
     monkeypatch.setattr(floats, "_CHUNK", chunk)

@@ -144,7 +144,9 @@ def deployed(folder: Path, cell: Cell, *, dies_in: int) -> ReleaseStrategy:
 
 @pytest.mark.every(5)
 @pytest.mark.parametrize(("of", "dies_in"), in_turn(itertools.product(RUNS, TRUSTS), [3, -4]))
-def test_a_deployment_computes_what_the_simulation_does(tmp_path: Path, of: tuple[str, str], dies_in: int) -> None:
+def test_an_integer_deployment_gives_the_same_model_as_its_simulation_bit_for_bit(
+    tmp_path: Path, of: tuple[str, str], dies_in: int
+) -> None:
     """Guarantee of `run.arithmetic`: every bit of the model, for every mechanism that guards accept."""
     name, trust = of
     cell = cell_of(name, trust)
@@ -170,7 +172,9 @@ LOCAL_STEPS: dict[str, Any] = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("measured", MEASURED.values(), ids=MEASURED)
-def test_what_is_measured_beside_a_run_changes_no_integer(tmp_path: Path, measured: dict[str, Any]) -> None:
+def test_extra_metrics_leave_an_integer_run_unchanged_bit_for_bit(
+    tmp_path: Path, measured: dict[str, Any]
+) -> None:
     """In a simulation, and of guards, which measure nothing."""
     plain, cell = cell_of("tree", "untrusted"), cell_of("tree", "untrusted", **measured)
     expected, found = (run("inprocess", each)[0][0].cell_outcome for each in (plain, cell))
@@ -180,7 +184,7 @@ def test_what_is_measured_beside_a_run_changes_no_integer(tmp_path: Path, measur
 
 
 @pytest.mark.parametrize("measured", MEASURED.values(), ids=MEASURED)
-def test_what_is_measured_beside_local_steps_changes_no_integer(measured: dict[str, Any]) -> None:
+def test_extra_metrics_leave_an_integer_run_of_local_steps_unchanged_bit_for_bit(measured: dict[str, Any]) -> None:
     """Clients of linear scores take the same way with it as without, which a guard without it takes too."""
     plain, cell = (
         resolve_cell(json.loads(scenario(**{**LOCAL_STEPS, **more})), "test") for more in ({}, measured)

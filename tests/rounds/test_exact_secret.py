@@ -53,7 +53,7 @@ CASES = list(
 
 @pytest.mark.every(4)
 @pytest.mark.parametrize(("sampling", "trust", "relation"), CASES)
-def test_the_curve_is_that_of_the_noise_in_units_of_one_records_integers(
+def test_amplified_integer_releases_never_claim_more_noise_than_was_added_and_meet_epsilon(
     sampling: str, trust: str, relation: str
 ) -> None:
     """Guarantee: never more noise is claimed than σ / K, and the (ε, δ) asked for is kept, nearly used up."""
@@ -72,7 +72,7 @@ def test_the_curve_is_that_of_the_noise_in_units_of_one_records_integers(
 @pytest.mark.parametrize("trust", ["untrusted", "trusted"])
 @pytest.mark.parametrize("path", ["outer products", "increments", "failing"])
 @pytest.mark.parametrize("sampling", ["allocation", "poisson"])
-def test_every_round_evaluates_as_much_however_many_it_draws(
+def test_gradient_work_of_a_round_does_not_depend_on_the_number_of_sampled_records(
     monkeypatch: pytest.MonkeyPatch, sampling: str, path: str, trust: str
 ) -> None:
     """Gains: time tells how many a round drew, and with it who: the amplification that a record was promised."""
@@ -111,7 +111,7 @@ def test_every_round_evaluates_as_much_however_many_it_draws(
     assert all(of_round == expected for of_round in seen)
 
 
-def test_sums_that_last_are_refused() -> None:
+def test_tree_noise_on_integers_is_refused_under_random_allocation() -> None:
     cell = cell_of("allocation", name="dp-ftrl", mechanism="tree")
     with pytest.raises(InputError, match=r"a record's influence is unbounded"):
         planned(cell)
@@ -128,7 +128,7 @@ def grouped(sampling: str, trust: str, relation: str, bands: int, groups: int) -
 @pytest.mark.every(4)
 @pytest.mark.parametrize("groups", [3, 4, 6])
 @pytest.mark.parametrize(("sampling", "trust", "relation"), CASES)
-def test_correlated_noise_is_amplified_by_the_block_that_a_record_moves(
+def test_amplified_banded_integer_noise_covers_the_brute_force_displacement_of_a_record(
     sampling: str, trust: str, relation: str, groups: int
 ) -> None:
     """Guarantee: brute force over the rounds of a record: what C on integers makes of K in one of them, rounding
@@ -162,7 +162,9 @@ def test_correlated_noise_is_amplified_by_the_block_that_a_record_moves(
 
 
 @pytest.mark.parametrize("mechanism", [BinaryTree(), BandedSquareRoot(1.0, 4)])
-def test_a_ledger_of_integers_that_claims_amplified_sums_that_last_is_refused(mechanism: Mechanism) -> None:
+def test_an_integer_ledger_that_claims_amplification_for_unsupported_noise_is_refused(
+    mechanism: Mechanism,
+) -> None:
     """Attack: somebody writes another mechanism, or fewer groups, into the ledger of a run with secret rounds."""
     (stream,) = make_release_streams(planned(grouped("allocation", "trusted", "zero-out", 3, 3)), 12)
     forged = stream_from_data(stream_to_data(replace(stream, mechanism=mechanism)))
@@ -171,7 +173,7 @@ def test_a_ledger_of_integers_that_claims_amplified_sums_that_last_is_refused(me
 
 
 @pytest.mark.parametrize("path", ["outer products", "increments"])
-def test_a_records_integers_do_not_depend_on_who_else_was_drawn(
+def test_the_integer_increment_of_a_record_does_not_depend_on_other_sampled_records(
     monkeypatch: pytest.MonkeyPatch, path: str
 ) -> None:
     """A round's sum is that of the rounds in which each of its records is drawn alone, to the last unit."""

@@ -86,7 +86,7 @@ def same(cell: Cell, heard: Heard) -> None:
 
 
 @pytest.mark.parametrize("trust", TRUSTS)
-def test_a_table_that_says_what_is_for_testing(
+def test_a_deployment_on_a_table_with_a_test_split_matches_its_simulation_bit_for_bit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trust: str
 ) -> None:
     """Guarantee of `run.arithmetic`: every bit of model and metrics; rows of the other part are zeros in both."""
@@ -97,7 +97,7 @@ def test_a_table_that_says_what_is_for_testing(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("trust", "sampling"), in_turn(TRUSTS, ["fixed", "poisson", "allocation"]))
-def test_persons_in_a_secret_order(
+def test_a_deployment_that_protects_persons_differs_from_its_simulation_only_by_the_secret_order(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trust: str, sampling: str
 ) -> None:
     """Guarantee of `secret_permutation`: it is the one thing in which guards of persons differ from the
@@ -136,7 +136,7 @@ def newton_tree(folder: Path) -> dict[str, Any]:
 
 @pytest.mark.parametrize("trust", TRUSTS)
 @pytest.mark.parametrize("tree_of", [statistics_tree, newton_tree])
-def test_releases_of_moments_and_counts(
+def test_deployed_statistics_and_noisy_newton_runs_match_their_simulations_bit_for_bit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trust: str, tree_of: Callable[[Path], dict[str, Any]]
 ) -> None:
     """Guarantee of `run.arithmetic`: statistics and Newton's steps have the same bits in process and deployed."""
@@ -144,7 +144,7 @@ def test_releases_of_moments_and_counts(
 
 
 @pytest.mark.long
-def test_statistics_under_ray_have_the_same_bits(tmp_path: Path) -> None:
+def test_statistics_under_ray_match_the_in_process_engine_bit_for_bit(tmp_path: Path) -> None:
     """In integers, masked; and in floating point, where the vectorized engine differs by rounding alone."""
     cell = parse_scenario(integers(statistics_tree(tmp_path), "secure-aggregation"), "test").points[0].cell
     floats = cell.model_copy(update={"run": cell.run.model_copy(update={"arithmetic": "float"})})

@@ -30,7 +30,7 @@ SLIDING = {"name": "momentum-tree-reduced", "trust": "untrusted", "clip": 1.0, "
 @pytest.mark.every(3)
 @pytest.mark.parametrize("trust", TRUSTS)
 @pytest.mark.parametrize("name", KEPT_STATE)
-def test_without_noise_integers_are_the_run_in_floating_point(
+def test_integer_runs_without_noise_match_floating_point_runs_up_to_rounding(
     name: str, trust: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Model within 1e-6: truncation to the lattice, and clipping in units, cost no more."""
@@ -47,9 +47,7 @@ def test_without_noise_integers_are_the_run_in_floating_point(
     np.testing.assert_allclose(one.cell_outcome.model, other.cell_outcome.model, rtol=0.0, atol=atol * length)
 
 
-def test_no_vector_of_floating_point_noise_is_drawn_by_integers(
-    small_cell: MakeCell, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_integer_runs_draw_no_floating_point_noise(small_cell: MakeCell, monkeypatch: pytest.MonkeyPatch) -> None:
     """Control of the test above: what it sets to zero is all that a simulation draws."""
 
     def never(*_: object) -> None:
@@ -91,7 +89,7 @@ def test_no_vector_of_floating_point_noise_is_drawn_by_integers(
     ],
     ids=["no noise", "feedback", "phases", "sliding windows"],
 )
-def test_what_cannot_be_made_exact_is_refused_with_the_reason(
+def test_runs_without_an_integer_form_are_refused_with_the_reason(
     small_cell: MakeCell, changes: dict[str, Any], reason: str
 ) -> None:
     """By a simulation on integers, and by the plan of everything that really releases; others run."""
@@ -105,13 +103,15 @@ def test_what_cannot_be_made_exact_is_refused_with_the_reason(
             make_plan(plain, load_task(plain).objective, for_release=True)
 
 
-def test_the_vectorized_engine_refuses_integers(small_cell: MakeCell) -> None:
+def test_the_vectorized_engine_refuses_integer_arithmetic(small_cell: MakeCell) -> None:
     with pytest.raises(InputError, match="use --engine inprocess"):
         run("vectorized", small_cell(run__arithmetic="integers"))
 
 
 @pytest.mark.parametrize(("word", "width"), [(48, 6), (40, 5)])
-def test_masked_words_have_the_width_that_was_asked_for(small_cell: MakeCell, word: int, width: int) -> None:
+def test_masked_messages_have_the_requested_bit_width_per_value(
+    small_cell: MakeCell, word: int, width: int
+) -> None:
     """The same model to the lattice's precision: what 40 bits cost is truncation."""
     cell = small_cell(algorithm__trust="secure-aggregation", run__arithmetic="integers", run__word=word)
     plan = make_plan(cell, load_task(cell).objective)
@@ -122,7 +122,7 @@ def test_masked_words_have_the_width_that_was_asked_for(small_cell: MakeCell, wo
 
 
 @pytest.mark.parametrize("name", ["tree", "aligned differences, clipped in parts", "trees that restart"])
-def test_a_record_is_as_long_as_its_clip_and_no_longer(name: str) -> None:
+def test_the_integer_increment_of_a_record_nearly_attains_and_never_exceeds_its_clip_norm(name: str) -> None:
     """Guarantee of `IntegerSteps.sum_increments`: one record a batch, far queries, every part, in Python's
     integers.
     """
@@ -142,7 +142,7 @@ def test_a_record_is_as_long_as_its_clip_and_no_longer(name: str) -> None:
 
 
 @pytest.mark.parametrize("trust", ["untrusted", "secure-aggregation", "trusted"])
-def test_no_sum_of_all_silos_is_beyond_the_reach(small_cell: MakeCell, trust: str) -> None:
+def test_sums_over_silos_never_exceed_the_planned_integer_range(small_cell: MakeCell, trust: str) -> None:
     """Every record of every silo at its bound in every round; where a server adds them up, all silos' together."""
     cell = small_cell(run__arithmetic="integers", federation__silos=40, algorithm__trust=trust)
     plan = make_plan(cell, load_task(cell).objective)
@@ -157,7 +157,7 @@ def test_no_sum_of_all_silos_is_beyond_the_reach(small_cell: MakeCell, trust: st
     assert largest <= plan.required_exact_plan.max_output
 
 
-def test_a_round_is_made_to_hold_all_batches_that_it_reads(small_cell: MakeCell) -> None:
+def test_the_record_capacity_covers_all_batches_of_the_largest_round(small_cell: MakeCell) -> None:
     """Three in an anchor's round: a guard counts the memory of the largest round."""
     algorithm = {
         "name": "goldstein-single-pass", "trust": "untrusted", "anchor_batches": 3, "smoothing": 0.4,
@@ -174,7 +174,7 @@ def test_a_round_is_made_to_hold_all_batches_that_it_reads(small_cell: MakeCell)
     assert plan.record_capacity(0) == 2 * 3
 
 
-def test_a_first_step_and_its_rounds_have_half_of_the_slack_each(
+def test_feature_scaling_and_training_rounds_each_get_half_of_the_slack(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Guarantee: the slack of a run, its first step included, is at most 2^-60."""

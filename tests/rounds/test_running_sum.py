@@ -58,7 +58,7 @@ def sums(queries: Tensor, features: Tensor, labels: Tensor, clip: float) -> Tens
 
 @given(rounds=st.integers(1, 12), seed=st.integers(0, 10**6))
 @settings(max_examples=40, deadline=None)
-def test_sum_is_weight_times_corrected_momentum(rounds: int, seed: int) -> None:
+def test_the_running_sum_is_the_weight_times_the_corrected_momentum(rounds: int, seed: int) -> None:
     """q_t = α_t d_t with d_t = g_t + (1 - β_t)(d_{t-1} - g~_{t-1}), β_t = 1/t (Reshef & Levy, section 4)."""
     queries, features, labels = path_and_records(rounds, seed)
     measured = sums(queries, features, labels, clip=1e9)
@@ -97,7 +97,7 @@ def test_the_bound_of_twice_the_clip_is_attained() -> None:
     assert float(difference.norm()) == pytest.approx(1.0, rel=1e-12)
 
 
-def test_increment_uses_the_previous_query_not_the_present_one() -> None:
+def test_an_increment_subtracts_the_gradient_at_the_previous_query() -> None:
     queries, features, labels = path_and_records(2, 3)
     measured = sums(queries, features, labels, clip=1e9)
     feature, label = features[1], int(labels[1])
@@ -135,7 +135,7 @@ def neighbours(rounds: int, dtype: torch.dtype) -> list[float]:
 
 
 @pytest.mark.slow
-def test_a_records_distance_does_not_grow_with_the_sum() -> None:
+def test_the_distance_of_float64_sums_of_neighbours_does_not_drift_over_rounds() -> None:
     """A server that runs long would see a neighbour drift away: float64 sums of float32 queries do not let it."""
     distances = neighbours(2000, torch.float64)
     assert 1.0 < distances[0] <= 2.0
@@ -144,7 +144,7 @@ def test_a_records_distance_does_not_grow_with_the_sum() -> None:
     assert max(drifted) - min(drifted) > 1e-6  # what this test would see
 
 
-def test_parts_are_summed_in_the_sums_own_type() -> None:
+def test_split_increments_of_float32_queries_are_summed_in_float64() -> None:
     estimator = SplitGradient(1.0, 0.5, 0.2, 0.1, rounds_per_epoch=3, coefficient=0.5, decay=0.5)
     objective = SoftmaxRegression(FEATURES, CLASSES, feature_norm=2.0)
     queries, features, labels = path_and_records(9, 2)
@@ -160,7 +160,7 @@ def test_parts_are_summed_in_the_sums_own_type() -> None:
 
 
 @pytest.mark.parametrize("part", [0, 1, 2])
-def test_the_part_that_clips_most_records_is_counted(part: int) -> None:
+def test_the_clipped_count_is_that_of_the_part_that_clips_most_records(part: int) -> None:
     """Epochs of two rounds: rounds 2 and 4 have a residual, and 3 and 4 a change."""
     queries, features, labels = path_and_records(4, 3)
     clips = [1e9, 1e9, 1e9]
@@ -195,7 +195,7 @@ def test_silos_remember_the_queries_of_an_increment_and_release_gradients_in_thi
 
 
 @pytest.mark.parametrize("empty", [1, 2, 3, 5])
-def test_a_split_round_without_records_is_one_whose_records_count_nothing(empty: int) -> None:
+def test_a_round_without_records_equals_a_round_of_zero_weights_under_split_clipping(empty: int) -> None:
     """It dropped the first queries of the epochs, and a later round raised IndexError; integers keep them."""
     queries, features, labels = path_and_records(6, 3)
     estimator = SplitGradient(clip=1.0, difference_clip=0.5, residual_clip=0.5, mixing=0.5, rounds_per_epoch=3)

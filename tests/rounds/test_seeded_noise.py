@@ -26,7 +26,9 @@ MakeCell = Callable[..., Cell]
         (MAX_VALUES_PER_DRAW + 1, 1, 1),
     ],
 )
-def test_prefetched_noise_of_all_silos_has_a_limit(dimension: int, silos: int, rounds: int) -> None:
+def test_the_number_of_prefetched_noise_rounds_falls_with_dimension_and_silos(
+    dimension: int, silos: int, rounds: int
+) -> None:
     assert rounds_per_draw(dimension, silos) == rounds
 
 

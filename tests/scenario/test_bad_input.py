@@ -99,20 +99,22 @@ def complaint(tree: dict[str, Any], overrides: tuple[str, ...] = ()) -> str:
 
 
 @pytest.mark.parametrize(("change", "parts"), BAD_KEYS, ids=lambda value: str(value)[:40])
-def test_a_bad_key_is_named_with_its_value_and_what_is_accepted(change: dict[str, Any], parts: list[str]) -> None:
+def test_an_invalid_scenario_key_is_reported_with_its_value_and_the_accepted_values(
+    change: dict[str, Any], parts: list[str]
+) -> None:
     line = complaint(small_tree(**change))
     for part in parts:
         assert part in line
 
 
-def test_a_line_names_the_file_and_how_many_other_findings_there_are() -> None:
+def test_an_error_line_names_the_file_and_the_number_of_other_findings() -> None:
     line = complaint(small_tree(federation__silos=0, federation__batch=0, privacy__delta=2.0))
     assert line.startswith("file.toml: federation.silos = 0: ")
     assert line.endswith("(and 2 more)")
 
 
 @pytest.mark.parametrize("text", [f"seed = {'9' * 5000}", f"seed = {'[' * 5000}"], ids=["digits", "brackets"])
-def test_a_file_that_the_parser_cannot_hold_is_refused_in_one_line(tmp_path: Path, text: str) -> None:
+def test_a_toml_file_that_overflows_the_parser_is_refused(tmp_path: Path, text: str) -> None:
     path = tmp_path / "file.toml"
     path.write_text(text)
     with pytest.raises(InputError, match=r"file\.toml: not valid TOML: "):
@@ -120,7 +122,7 @@ def test_a_file_that_the_parser_cannot_hold_is_refused_in_one_line(tmp_path: Pat
     assert parse_assignment(text.replace(" ", ""), "--set") == ("seed", text.removeprefix("seed = "))
 
 
-def test_a_target_beyond_floating_point_is_refused() -> None:
+def test_a_privacy_target_beyond_floating_point_is_refused() -> None:
     for wrong in (10**400, True):
         assert "privacy.mu" in complaint(small_tree(privacy__mu=[wrong, 1]))
 
@@ -128,7 +130,7 @@ def test_a_target_beyond_floating_point_is_refused() -> None:
 @pytest.mark.parametrize(
     ("section", "wrong", "other"), [("privacy", "privcy", ""), ("federation", "federaton", " (and 1 more)")]
 )
-def test_a_misspelt_section_is_named_before_what_is_missing_without_it(
+def test_a_misspelt_section_is_reported_before_the_keys_that_are_missing_as_a_result(
     section: str, wrong: str, other: str
 ) -> None:
     tree = small_tree()
@@ -140,7 +142,7 @@ def test_a_misspelt_section_is_named_before_what_is_missing_without_it(
 
 
 @pytest.mark.parametrize("section", ["paper", "table"])
-def test_a_layout_is_named_as_the_file_names_it(section: str) -> None:
+def test_an_error_in_a_table_layout_names_the_section_as_the_file_does(section: str) -> None:
     tree = {**small_tree(), "sweep": {"federation.silos": [1, 2]}}
     line = complaint({**tree, section: {"rows": "federation.silos"}})
     assert line == f"file.toml: {section}.columns: this key is missing"
@@ -188,7 +190,9 @@ def test_a_bad_sweep_is_refused(sweep: object, part: str) -> None:
         ({"colums": "x"}, "paper.colums: unknown key; did you mean 'columns'?"),
     ],
 )
-def test_a_paper_table_of_another_shape_is_refused(change: dict[str, Any], part: str) -> None:
+def test_a_table_of_published_values_that_does_not_match_its_sweep_is_refused(
+    change: dict[str, Any], part: str
+) -> None:
     sweep = {"privacy.rho": [4.0, 8.0], "federation.silos": [1, 2, 3]}
     paper = {"rows": "privacy.rho", "columns": "federation.silos", **change}
     assert part in complaint({**small_tree(), "sweep": sweep, "paper": paper})
@@ -200,7 +204,7 @@ def test_an_override_needs_a_key_and_a_value(assignment: str) -> None:
     assert line.startswith(f"--set {assignment!r}: expected KEY=VALUE")
 
 
-def test_an_override_below_a_value_is_refused() -> None:
+def test_an_override_of_a_key_below_a_plain_value_is_refused() -> None:
     assert "name.part: name is a value, not a table" in complaint(small_tree(), ("name.part=1",))
 
 
@@ -222,17 +226,17 @@ def test_a_file_that_is_no_scenario_is_refused(tmp_path: Path, content: bytes | 
     assert "\n" not in str(caught.value)
 
 
-def test_seeds_outside_of_the_sweep_are_sent_there() -> None:
+def test_a_seeds_key_outside_the_sweep_section_is_refused() -> None:
     with pytest.raises(InputError, match=r"test: seeds = 2: this key stands in \[sweep\]"):
         parse_scenario({**small_tree(), "seeds": 2}, "test")
 
 
-def test_a_folder_is_no_scenario(tmp_path: Path) -> None:
+def test_a_folder_is_refused_as_a_scenario(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="no such file, and no scenario of that name is shipped"):
         load_scenario(tmp_path)
 
 
-def test_more_records_than_there_are_is_refused_with_the_product() -> None:
+def test_a_run_that_needs_more_records_than_exist_is_refused_with_the_counts() -> None:
     with pytest.raises(InputError) as caught:
         check_record_count(resolve_cell(small_tree(federation__silos=100, federation__rounds=61), "test"))
     line = str(caught.value)
@@ -265,7 +269,7 @@ def test_a_number_of_seeds_that_no_memory_holds_is_refused() -> None:
 
 
 @pytest.mark.parametrize("assignment", ["label.x=nan", "seed=[nan]", "label.x=[1.0, inf]", "label={x=nan}"])
-def test_numbers_that_no_result_can_hold_are_refused(assignment: str, tmp_path: Path) -> None:
+def test_overrides_that_are_not_finite_numbers_are_refused(assignment: str, tmp_path: Path) -> None:
     path = tmp_path / "small.toml"
     path.write_text(
         'name = "small"\n[data]\nname = "synthetic"\n[federation]\nsilos = 2\nrounds = 2\n[algorithm]\n'

@@ -27,7 +27,7 @@ def tree(**algorithm: Any) -> dict[str, Any]:
     return small_tree(algorithm=MOMENTUM | algorithm, federation=CUT, privacy=PRIVACY)
 
 
-def test_passes_are_counted_by_rounds() -> None:
+def test_rounds_repeat_the_batches_of_a_pass_and_may_end_within_a_pass() -> None:
     cell = resolve_cell(tree(), "test")
     assert cell.schedule == FixedOrder(7, 3)
     assert cell.batch_sizes == (2, 2, 2)
@@ -36,7 +36,7 @@ def test_passes_are_counted_by_rounds() -> None:
     assert cell.schedule.words == "is read 2 times, or once more"
 
 
-def test_the_worst_record_is_one_that_is_read_once_more() -> None:
+def test_sensitivity_with_an_incomplete_pass_is_that_of_a_record_used_once_more() -> None:
     """By brute force: of the nodes of a tree, those that hold any of a record's rounds 1, 4, 7."""
     plan = make_plan(cell := resolve_cell(tree(), "test"), load_task(cell).objective)
     (stream,) = make_release_streams(plan, 7)
@@ -50,7 +50,9 @@ def test_the_worst_record_is_one_that_is_read_once_more() -> None:
 
 
 @pytest.mark.parametrize("algorithm", [MOMENTUM, ALIGNED], ids=lambda keys: keys["name"])
-def test_engines_agree_and_the_ledger_keeps_the_claim(algorithm: dict[str, Any], tmp_path: Path) -> None:
+def test_engines_agree_on_runs_with_an_incomplete_pass_and_the_ledger_confirms_the_claim(
+    algorithm: dict[str, Any], tmp_path: Path
+) -> None:
     asked = small_tree(algorithm=algorithm, federation=CUT, privacy=PRIVACY)
     losses = []
     for engine in ("vectorized", "inprocess"):

@@ -27,7 +27,7 @@ def swept_tree() -> dict[str, Any]:
     return {**small_tree(), "sweep": sweep, "paper": PAPER}
 
 
-def test_points_are_the_product_with_the_last_axis_fastest_and_seeds_innermost() -> None:
+def test_sweep_points_are_the_product_of_all_axes_with_seeds_varying_fastest() -> None:
     scenario = parse_scenario(swept_tree(), "test")
     found = [
         (point.swept_values["privacy.rho"], point.swept_values["federation.silos"], point.cell.seed)
@@ -55,7 +55,7 @@ def test_without_a_sweep_there_is_one_cell_with_the_files_seed() -> None:
         ("sweep.seeds=[9]", [9]),
     ],
 )
-def test_seeds_are_a_count_or_a_list(override: str, seeds: list[int]) -> None:
+def test_seeds_are_given_as_a_count_or_a_list(override: str, seeds: list[int]) -> None:
     assert parse_scenario(swept_tree(), "test", [override]).seeds == seeds
 
 
@@ -97,7 +97,7 @@ def test_published_values_survive_results_json() -> None:
     assert PublishedValues.from_data(published.to_data()) == published
 
 
-def test_the_given_tree_is_not_changed() -> None:
+def test_parsing_a_scenario_does_not_change_the_given_tree() -> None:
     tree = swept_tree()
     parse_scenario(tree, "test", ["federation.rounds=5", "federation.silos=2"])
     assert tree == swept_tree()
@@ -113,17 +113,17 @@ def test_the_given_tree_is_not_changed() -> None:
         ({"privacy__epsilon": 2.0, "privacy__delta": 1e-6}, mu_of(2.0, 1e-6)),
     ],
 )
-def test_every_target_gives_its_mu(target: dict[str, float], mu: float) -> None:
+def test_every_kind_of_privacy_target_is_converted_to_mu(target: dict[str, float], mu: float) -> None:
     cell = resolve_cell(small_tree(**{"privacy__rho": None, **target}), "test")
     assert cell.privacy.target_mu == pytest.approx(mu, rel=1e-12)
 
 
-def test_without_privacy_there_is_no_target() -> None:
+def test_a_cell_without_privacy_has_no_target_mu() -> None:
     assert resolve_cell(small_tree(privacy__mode="none", privacy__rho=None), "test").privacy.target_mu is None
 
 
 @given(silos=st.integers(1, 50), batch=st.integers(1, 9), spare=st.integers(0, 400))
-def test_samples_give_as_many_whole_rounds_as_there_are(silos: int, batch: int, spare: int) -> None:
+def test_the_number_of_rounds_is_the_largest_that_the_samples_fill(silos: int, batch: int, spare: int) -> None:
     samples = silos * batch + spare
     tree = small_tree(federation__silos=silos, federation__batch=batch, federation__rounds=None)
     tree["federation"]["samples"] = samples
@@ -141,7 +141,7 @@ def test_samples_give_as_many_whole_rounds_as_there_are(silos: int, batch: int, 
     trust=st.sampled_from(["trusted", "untrusted"]),
     clip=st.sampled_from(["lipschitz", 3.0]) | st.floats(1e-6, 1e6),
 )
-def test_the_canonical_form_gives_the_same_cell(
+def test_a_cell_survives_a_round_trip_through_its_canonical_form(
     silos: int, rounds: int, seed: int, key: str, value: float, trust: str, clip: float | str
 ) -> None:
     """What results.json stores, and what engines hand to other processes, is the cell."""
@@ -162,14 +162,14 @@ def test_the_canonical_form_gives_the_same_cell(
 
 
 @pytest.mark.parametrize("path", sorted(SCENARIOS.glob("*.toml")), ids=lambda path: path.stem)
-def test_the_scenarios_that_are_shipped_load(path: Path) -> None:
+def test_every_shipped_scenario_file_loads(path: Path) -> None:
     scenario = load_scenario(path)
     assert scenario.name == path.stem
     assert scenario.points
 
 
 @pytest.mark.parametrize("name", ["mnist-untrusted", "mnist-trusted"])
-def test_the_paper_tables_have_a_published_value_for_every_point(name: str) -> None:
+def test_the_mnist_paper_scenarios_have_a_published_value_for_every_sweep_point(name: str) -> None:
     scenario = load_scenario(SCENARIOS / f"{name}.toml")
     assert scenario.published is not None
     assert len(scenario.points) == 9 * len(scenario.seeds) == 27
@@ -207,7 +207,7 @@ def test_a_rule_sets_keys_where_its_conditions_hold() -> None:
         ({"when": {}}, r"where \(number 1\)\.set: this key is missing"),
     ],
 )
-def test_a_rule_that_cannot_mean_anything_is_refused(where: dict[str, object], line: str) -> None:
+def test_an_invalid_where_rule_is_refused(where: dict[str, object], line: str) -> None:
     with pytest.raises(InputError, match=line):
         parse_scenario(_ruled(**where), "test")
 
@@ -226,7 +226,7 @@ def test_a_rule_that_cannot_mean_anything_is_refused(where: dict[str, object], l
         ("name=other", True),
     ],
 )
-def test_published_values_belong_to_the_settings_they_were_published_for(override: str, shown: bool) -> None:
+def test_published_values_are_withheld_if_an_override_changes_their_settings(override: str, shown: bool) -> None:
     """MNIST's values stood beside other data sets, with a difference worked out."""
     published = parse_scenario(swept_tree(), "test", [override]).published
     assert published is not None
@@ -237,7 +237,7 @@ def test_published_values_belong_to_the_settings_they_were_published_for(overrid
     assert PublishedValues.from_data(published.to_data()) == published
 
 
-def test_published_values_are_not_shown_for_a_value_of_another_axis_that_was_not_printed() -> None:
+def test_published_values_are_withheld_for_unpublished_values_of_another_axis() -> None:
     tree = swept_tree()
     tree["sweep"]["algorithm.diameter"] = [0.1]
     for value, shown in ((0.1, True), (0.3, False)):
@@ -247,7 +247,7 @@ def test_published_values_are_not_shown_for_a_value_of_another_axis_that_was_not
 
 
 @pytest.mark.parametrize("by_rule", [False, True])
-def test_an_overridden_partition_takes_its_settings_with_it(by_rule: bool) -> None:
+def test_overriding_the_partition_removes_the_settings_of_the_previous_partition(by_rule: bool) -> None:
     """`--set data.partition=iid` on a Dirichlet scenario asked for another --set that nobody can give."""
     skewed = {"partition": "dirichlet", "concentration": 0.3}
     tree: dict[str, Any] = small_tree()
@@ -272,7 +272,7 @@ def test_an_overridden_partition_takes_its_settings_with_it(by_rule: bool) -> No
     spare=st.integers(0, 3000),
     skew=st.none() | st.floats(0.05, 50.0),
 )
-def test_samples_are_read_as_far_as_they_fill_rounds(
+def test_unused_samples_are_too_few_to_enlarge_the_batches(
     silos: int, rounds_per_epoch: int, epochs: int, spare: int, skew: float | None
 ) -> None:
     """Unequal silos leave fewer samples than a pass has rounds: 15,700 of 60,000 were never read."""
@@ -292,7 +292,7 @@ def test_samples_are_read_as_far_as_they_fill_rounds(
     assert skew is not None or len(set(cell.batch_sizes)) == 1
 
 
-def test_mnist_in_unequal_silos_is_read_whole() -> None:
+def test_unequal_silos_use_every_mnist_record() -> None:
     points = load_scenario(SCENARIOS / "mnist-heterogeneous.toml").points
     unequal = [point.cell for point in points if point.cell.federation.size_skew is not None]
     assert len(unequal) == 10
@@ -308,13 +308,13 @@ def swept() -> dict[str, Any]:
     }
 
 
-def test_a_list_for_a_key_that_was_not_swept_becomes_an_axis() -> None:
+def test_a_list_override_of_a_key_that_was_not_swept_adds_a_sweep_axis() -> None:
     scenario = parse_scenario(small_tree(), "test", ["federation.rounds=[4, 8]"])
     assert [point.cell.federation.rounds for point in scenario.points] == [4, 8]
     assert scenario.axes == {"federation.rounds": [4, 8]}
 
 
-def test_published_values_are_not_shown_for_a_new_axis_with_other_values() -> None:
+def test_published_values_are_withheld_if_a_new_axis_has_other_values() -> None:
     same = parse_scenario(swept(), "test", ["federation.rounds=[8]"])
     other = parse_scenario(swept(), "test", ["federation.rounds=[8, 4]"])
     assert same.published is not None
@@ -325,13 +325,13 @@ def test_published_values_are_not_shown_for_a_new_axis_with_other_values() -> No
 
 
 @pytest.mark.parametrize("override", ["privacy.mu=1.0", "privacy.zcdp=0.5"])
-def test_a_privacy_target_replaces_the_one_of_the_file(override: str) -> None:
+def test_an_override_of_the_privacy_target_replaces_the_target_of_the_file(override: str) -> None:
     (point,) = parse_scenario(small_tree(), "test", [override]).points
     assert point.cell.privacy.target_mu == pytest.approx(1.0)
     assert point.cell.privacy.rho is None
 
 
-def test_a_privacy_target_replaces_a_swept_one() -> None:
+def test_an_override_of_the_privacy_target_replaces_a_swept_target() -> None:
     scenario = parse_scenario(swept(), "test", ["privacy.epsilon=[1.0, 2.0]"])
     assert list(scenario.axes) == ["federation.silos", "privacy.epsilon"]
     assert {point.cell.privacy.rho for point in scenario.points} == {None}
@@ -345,17 +345,17 @@ def test_noise_can_be_switched_off(tree: dict[str, Any]) -> None:
     assert {point.cell.privacy.target_mu for point in points} == {None}
 
 
-def test_two_targets_at_a_time_are_refused() -> None:
+def test_overrides_with_two_privacy_targets_are_refused() -> None:
     with pytest.raises(InputError, match="exactly one of mu, rho, zcdp and epsilon; given: mu, zcdp"):
         parse_scenario(small_tree(), "test", ["privacy.mu=1.0", "privacy.zcdp=1.0"])
 
 
-def test_a_value_given_twice_is_one_cell() -> None:
+def test_a_sweep_value_given_twice_makes_only_one_cell() -> None:
     tree = {**small_tree(), "sweep": {"federation.silos": [3, 3, 5]}}
     assert len(parse_scenario(tree, "test").points) == 2
     assert len(parse_scenario(tree, "test", ["federation.silos=[5, 5]"]).points) == 1
 
 
-def test_an_empty_list_is_refused() -> None:
+def test_an_empty_list_of_sweep_values_is_refused() -> None:
     with pytest.raises(InputError, match="expected at least one value to sweep"):
         parse_scenario(small_tree(), "test", ["federation.silos=[]"])

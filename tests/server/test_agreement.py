@@ -59,7 +59,7 @@ def late(ahead: float) -> Answer:
     return answer
 
 
-def test_all_refusals_are_told_together() -> None:
+def test_the_refusals_of_all_silos_are_reported_together() -> None:
     refusing = no("silo 0 refuses: too many rounds"), yes, no("the scenario that was sent cannot be used")
     down = no("the silo's guard does not answer", final=False)
     with pytest.raises(RunError) as error:
@@ -77,11 +77,11 @@ def test_all_refusals_are_told_together() -> None:
     ]
 
 
-def test_silos_that_agree_are_asked_for_rounds() -> None:
+def test_admission_by_all_silos_with_small_clock_offsets_starts_the_run() -> None:
     check(yes, late(4.0), late(-300.0))
 
 
-def test_a_run_that_goes_on_without_a_silo_needs_no_answer_of_it_but_no_refusal() -> None:
+def test_a_run_that_allows_missing_silos_starts_without_replies_but_not_after_a_refusal() -> None:
     check(yes, silent, no("not now", final=False), all_needed=False)
     with pytest.raises(RunError, match="1 of 2 silos"):
         check(yes, no("never"), all_needed=False)

@@ -76,7 +76,7 @@ def grid_of(folder: Path, cell: Cell, run: str) -> InProcessGrid:
 
 
 @pytest.mark.slow
-def test_guarantee_a_silo_that_was_put_back_between_two_runs_is_noticed_in_the_next(
+def test_guarantee_a_silo_rolled_back_between_two_runs_is_detected_in_the_next_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Gains: the first run's budget once more, by the snapshot of a machine from before it."""
@@ -121,7 +121,7 @@ def test_a_server_remembers_the_last_checkpoint_of_each_of_a_silos_last_ledgers(
     assert remember(99, 1) == [*((ledger, 1) for ledger in range(3, 9)), (1, 7), (99, 1)]
 
 
-def test_nonsense_of_a_silo_is_not_remembered_and_a_damaged_file_is_none(tmp_path: Path) -> None:
+def test_malformed_checkpoints_of_a_silo_and_damaged_checkpoint_files_are_ignored(tmp_path: Path) -> None:
     content, commits = query_content(to_array_record(torch.zeros(2)), 1, ConfigRecord()), CheckpointStore(tmp_path)
     for told in (b"", b"x" * 55, b"x" * 57, b"x" * 10_000):
         commits.record_checkpoint(0, add_bytes(content, REPLY_CHECKPOINT, told))

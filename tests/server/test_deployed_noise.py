@@ -28,7 +28,9 @@ from tests.server.deployed import exact_means, plan_with, released_in, serve, si
 MakeCell = Callable[..., Cell]
 
 
-def test_the_noise_is_not_that_of_the_public_seed(small_cell: MakeCell, tmp_path: Path) -> None:
+def test_noise_of_a_deployed_trusted_server_does_not_follow_from_the_public_seed(
+    small_cell: MakeCell, tmp_path: Path
+) -> None:
     """An insider of a silo would remove all noise from every broadcast with the seed in the scenario."""
     cell = small_cell(algorithm__trust="trusted", run__arithmetic="integers")
     plan = plan_with(cell)
@@ -46,7 +48,9 @@ def test_the_noise_is_not_that_of_the_public_seed(small_cell: MakeCell, tmp_path
     assert float((other - first).std()) / std == pytest.approx(math.sqrt(2.0), abs=0.06)
 
 
-def test_the_key_is_overwritten_and_gone_after_the_last_round(small_cell: MakeCell, tmp_path: Path) -> None:
+def test_the_noise_key_of_the_server_is_overwritten_and_deleted_after_the_last_round(
+    small_cell: MakeCell, tmp_path: Path
+) -> None:
     """Whoever finds the disk later would remove the noise of everything that was broadcast."""
     cell = small_cell(algorithm__trust="trusted", run__arithmetic="integers")
     grid = silos_of(cell)
@@ -60,7 +64,9 @@ def test_the_key_is_overwritten_and_gone_after_the_last_round(small_cell: MakeCe
 
 @pytest.mark.every(4)
 @pytest.mark.parametrize("name", KEPT_STATE)
-def test_a_server_killed_between_any_two_lines_releases_the_same_bytes(tmp_path: Path, name: str) -> None:
+def test_a_server_killed_before_or_after_any_journal_entry_releases_the_same_bytes(
+    tmp_path: Path, name: str
+) -> None:
     """Another row of noise over the same sums would cancel a tree's: it hangs together over rounds."""
     text = scenario("trusted", **KEPT_STATE[name], run__arithmetic="integers", run__dtype="float32")
     cell = resolve_cell(json.loads(text), "test")
@@ -98,7 +104,7 @@ class Repeating(InProcessGrid):
         return Message(self.given[asked].content, reply_to=message)
 
 
-def test_a_flower_run_without_a_token_over_guarded_silos_is_refused(small_cell: MakeCell) -> None:
+def test_a_trusted_run_by_flwr_run_over_silos_with_guards_is_refused(small_cell: MakeCell) -> None:
     """`flwr run` against real silos would take the noise of a trusted server from the public seed."""
     cell = small_cell(algorithm__trust="trusted", run__arithmetic="integers")
     plan = plan_with(cell)
@@ -117,7 +123,7 @@ def test_a_flower_run_without_a_token_over_guarded_silos_is_refused(small_cell: 
     assert fedpriv.server.app.run_cell(silos_of(cell), cell, RunObserver()).noise == "simulation"
 
 
-def test_a_deployment_that_is_not_private_adds_nothing(small_cell: MakeCell, tmp_path: Path) -> None:
+def test_a_deployed_trusted_server_without_privacy_adds_no_noise(small_cell: MakeCell, tmp_path: Path) -> None:
     cell = small_cell(privacy__mode="none", privacy__rho=None, algorithm__trust="trusted")
     plan = plan_with(cell)
     runs = []

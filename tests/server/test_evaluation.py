@@ -100,7 +100,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("trust", ["untrusted", "trusted", "secure-aggregation"])
-def test_a_deployed_run_evaluates_and_leaves_no_key(tmp_path: Path, trust: str) -> None:
+def test_a_deployed_run_with_evaluations_meets_its_mu_target_and_leaves_no_key(tmp_path: Path, trust: str) -> None:
     cell, heard = cell_of(trust), Heard()
     deploy_cell(guarded_grid(tmp_path / "silos", cell), cell, heard, tmp_path / "j")
     assert len(heard.metrics) == 4
@@ -115,7 +115,7 @@ def test_a_deployed_run_evaluates_and_leaves_no_key(tmp_path: Path, trust: str) 
 @pytest.mark.every(4)
 @pytest.mark.parametrize("trust", ["untrusted", "trusted"])
 @pytest.mark.parametrize("after", [False, True])
-def test_a_server_killed_around_any_evaluation_publishes_each_once(
+def test_a_server_killed_around_any_evaluation_publishes_the_same_metrics(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trust: str, after: bool
 ) -> None:
     """A second noise over the same sums could be averaged with the first: what is told never changes."""
@@ -143,7 +143,7 @@ def test_a_server_killed_around_any_evaluation_publishes_each_once(
 
 
 @pytest.mark.slow
-def test_a_trusted_servers_noise_is_drawn_from_a_key_of_the_systems(tmp_path: Path) -> None:
+def test_evaluation_noise_of_a_trusted_server_is_drawn_from_a_system_key(tmp_path: Path) -> None:
     """Two servers with the same silos' sums, the same scenario and the same seed publish different metrics."""
     cell, losses = cell_of("trusted", run__evaluations=1), []
     for name in ("a", "b"):
@@ -174,7 +174,7 @@ def run_with_releases(cell: Cell, change: Callable[[Message, Tensor], Tensor]) -
         (torch.full((2,), torch.nan, dtype=torch.float64), "it sent values that are not finite"),
     ],
 )
-def test_a_silo_that_sends_nonsense_ends_the_run_with_its_number(vector: Tensor, reason: str) -> None:
+def test_a_malformed_evaluation_reply_ends_the_run_naming_the_silo(vector: Tensor, reason: str) -> None:
     with pytest.raises(RunError, match=f"silo 1, evaluation 1: {reason}"):
         run_with_releases(
             cell_of("untrusted"),
@@ -182,14 +182,14 @@ def test_a_silo_that_sends_nonsense_ends_the_run_with_its_number(vector: Tensor,
         )
 
 
-def test_a_simulating_server_refuses_real_silos_of_a_trusted_run() -> None:
+def test_a_simulating_server_refuses_evaluations_of_silos_with_guards() -> None:
     """Its noise would be the seed's: exact sums of test records, for whoever reads the scenario."""
     with pytest.raises(RunError, match="silo 0, evaluation 1: it answers as silos with guards do"):
         run_with_releases(cell_of("trusted", run__arithmetic="integers"), lambda message, release: release)
 
 
 @pytest.mark.slow
-def test_a_local_deployments_policies_allow_the_run_and_nothing_wider(tmp_path: Path) -> None:
+def test_policies_of_a_local_deployment_allow_the_evaluations_of_the_run_but_no_more(tmp_path: Path) -> None:
     """The silos that `--engine deployment` starts: with little noise they measure what a simulation does."""
     quiet = {"evaluation": {"records": [20, 30, 40], "mu": 2000.0}, "run__per_silo": True}
     cell = resolve_cell(small_tree(**quiet, privacy__rho=None, privacy__mu=1000.0), "test")
@@ -209,7 +209,7 @@ def test_a_local_deployments_policies_allow_the_run_and_nothing_wider(tmp_path: 
         guard.answer("other", json.dumps(wider.canonical_data()), 1, torch.from_numpy(heard.result.model))
 
 
-def test_prepared_hospitals_evaluate_on_their_own_rows(tmp_path: Path) -> None:
+def test_prepared_hospitals_evaluate_on_test_rows_of_their_tables(tmp_path: Path) -> None:
     tree = table_tree(write_csv(tmp_path / "t.csv", rows()))
     sites = Counter(row["hospital"] for row in rows())  # a third of either's rows are for testing
     tree["evaluation"] = {"records": [sites["north"], sites["south"]], "mu": 2000.0}
@@ -243,7 +243,7 @@ def daemons(tmp_path: Path) -> Iterator[list["subprocess.Popen[str]"]]:
 
 
 @pytest.mark.slow
-def test_guard_processes_that_are_killed_evaluate_through_the_deployed_app(
+def test_evaluations_complete_through_guard_processes_that_are_killed_and_restarted(
     tmp_path: Path, daemons: list["subprocess.Popen[str]"]
 ) -> None:
     """The real ClientApp and sockets; a guard is killed hard twice, before an evaluation and before a round."""

@@ -41,7 +41,7 @@ ADAM = {"name": "dp-adamw", "step_schedule": "cosine", "warm_up": 0.3, "fading_a
 
 @pytest.mark.parametrize("trust", ["trusted", "untrusted"])
 @pytest.mark.parametrize("row", [{"name": "dp-ftrl", "mechanism": "tree"}, ADAM], ids=["tree", "adam"])
-def test_a_server_that_is_killed_twice_asks_no_round_again_and_ends_where_it_would_have(
+def test_a_server_killed_twice_continues_from_its_journal_to_the_same_model(
     small_cell: MakeCell, tmp_path: Path, row: dict[str, Any], trust: str
 ) -> None:
     """Silos refuse a round that they have answered, and a tree's noise hangs together over all rounds."""
@@ -55,7 +55,7 @@ def test_a_server_that_is_killed_twice_asks_no_round_again_and_ends_where_it_wou
     assert torch.equal(serve(cell, tmp_path / "cut", silos, 8), whole)
 
 
-def test_an_entry_cut_short_never_happened_and_rounds_come_in_order(tmp_path: Path) -> None:
+def test_a_truncated_journal_entry_is_ignored_and_rounds_are_recorded_in_order(tmp_path: Path) -> None:
     journal = journal_in(tmp_path)
     first = torch.randn(7850, dtype=torch.float64)
     journal.record(1, JournalEntry(first), {}, None)
@@ -161,7 +161,7 @@ def test_key_and_sums_are_zeros_on_the_disk_before_they_are_removed(
     assert [path.name for path in tmp_path.iterdir()] == ["released.bin"]
 
 
-def test_key_and_folder_are_the_servers_own_and_the_key_goes_when_the_run_is_over(tmp_path: Path) -> None:
+def test_the_noise_key_is_accessible_to_its_owner_only_and_wiped_after_the_run(tmp_path: Path) -> None:
     journal = journal_in(tmp_path / "j")
     key = journal.load_noise_key()
     assert (len(key), journal.load_noise_key()) == (32, key)
@@ -175,14 +175,14 @@ def test_key_and_folder_are_the_servers_own_and_the_key_goes_when_the_run_is_ove
     assert journal_in(tmp_path / "j", rounds=1).load_noise_key() == bytes(32)
 
 
-def test_a_server_waits_for_one_that_was_killed_and_has_not_ended(tmp_path: Path) -> None:
+def test_a_server_waits_until_the_previous_one_releases_the_journal(tmp_path: Path) -> None:
     """A run failed for ever when its executor died, and the next one's server came before the last had ended."""
     first = journal_in(tmp_path)
     threading.Timer(0.3, first.close).start()
     assert journal_in(tmp_path).read_entry(1) is None
 
 
-def test_one_server_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_second_server_on_the_same_journal_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = journal_in(tmp_path)
     monkeypatch.setattr(time, "sleep", lambda _: None)
     with pytest.raises(RunError, match="another server is working on this run"):
@@ -190,14 +190,14 @@ def test_one_server_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert first.read_entry(1) is None
 
 
-def test_silos_may_be_left_out_only_where_nobody_needs_all_of_them() -> None:
+def test_continuing_without_silos_is_refused_with_secure_aggregation() -> None:
     tree = small_tree(deployment={"missing": "continue"}, algorithm__trust="secure-aggregation")
     with pytest.raises(InputError, match="masks cancel in the sum of all silos only"):
         resolve_cell(tree, "test")
 
 
 @pytest.mark.parametrize("short", [False, True], ids=["refused", "cut short"])
-def test_a_full_disk_is_one_line_with_its_folder_and_the_remedy(
+def test_a_full_journal_disk_is_reported_in_one_line_with_folder_and_remedy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, short: bool
 ) -> None:
     journal = journal_in(tmp_path)

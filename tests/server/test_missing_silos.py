@@ -77,7 +77,7 @@ def serve(
 
 @pytest.mark.parametrize("name", ALGORITHMS)
 @pytest.mark.parametrize(("trust", "late"), [("untrusted", False), ("trusted", False), ("trusted", True)])
-def test_it_computes_what_the_simulation_of_these_absences_does(
+def test_a_deployed_run_with_absent_silos_equals_the_simulation_bit_for_bit(
     tmp_path: Path, trust: str, late: bool, name: str
 ) -> None:
     """Bit for bit, with a server that is killed while the silo is away; a trusted one throws late sums away."""
@@ -109,13 +109,13 @@ def test_a_silo_that_is_away_from_the_first_round_on_is_as_in_a_simulation(tmp_p
 
 
 @pytest.mark.parametrize("trust", ["untrusted", "trusted"])
-def test_without_leave_the_run_ends_with_silo_and_round(tmp_path: Path, trust: str) -> None:
+def test_a_missing_reply_ends_a_run_that_does_not_allow_missing_silos(tmp_path: Path, trust: str) -> None:
     cell = cell_of(trust, "sgd")
     with pytest.raises(RunError, match="round 3: no reply from silo 1"):
         serve(cell, tmp_path, grid_of(cell), min_replies=None)
 
 
-def test_nobody_at_all_ends_the_run(tmp_path: Path) -> None:
+def test_a_round_without_any_reply_ends_the_run(tmp_path: Path) -> None:
     """Noise alone would be released for nothing: the silos are down, or the server is."""
 
     class Deaf(Losing):
@@ -127,7 +127,7 @@ def test_nobody_at_all_ends_the_run(tmp_path: Path) -> None:
         serve(cell, tmp_path, Deaf(app, 3, make_run_config(cell, Path())))
 
 
-def test_the_noise_of_a_trusted_server_does_not_shrink_with_the_silos(tmp_path: Path) -> None:
+def test_the_noise_of_a_trusted_server_does_not_shrink_with_absent_silos(tmp_path: Path) -> None:
     """Guarantee: as much noise, over the same number of records, whoever answered; 6 standard errors of 7,850."""
     cell = cell_of("trusted", "sgd", deployment={"missing": "continue"})
     plan = plan_with(cell)
@@ -142,7 +142,7 @@ def test_the_noise_of_a_trusted_server_does_not_shrink_with_the_silos(tmp_path: 
         assert torch.isfinite(entry.noisy_values.double()).all()
 
 
-def test_too_few_replies_end_the_run(tmp_path: Path) -> None:
+def test_fewer_replies_than_the_required_minimum_end_the_run(tmp_path: Path) -> None:
     """Of three silos one is away in round 3: two are enough, and three are not."""
     for least_silos in (2, 3):
         cell = cell_of("trusted", "sgd", deployment={"missing": "continue", "least_silos": least_silos})

@@ -133,7 +133,7 @@ PASSING = ErrorCode.NODE_UNAVAILABLE, ErrorCode.CLIENT_APP_CRASHED, ErrorCode.RE
 
 
 @pytest.mark.parametrize("fault", [*map(failing, PASSING), refusing(final=False), lost])
-def test_what_may_pass_is_asked_again(fault: Answer) -> None:
+def test_a_query_is_repeated_after_a_transient_failure(fault: Answer) -> None:
     grid = ScriptedGrid({7: 0}, until(3, fault))
     (reply,) = ask(grid, [7])
     assert "release" in reply.content
@@ -141,7 +141,7 @@ def test_what_may_pass_is_asked_again(fault: Answer) -> None:
 
 
 @pytest.mark.parametrize("fault", [failing(ErrorCode.CLIENT_APP_RAISED_EXCEPTION), refusing(final=True)])
-def test_what_cannot_pass_is_not_asked_again(fault: Answer) -> None:
+def test_a_query_is_not_repeated_after_a_final_failure(fault: Answer) -> None:
     grid = ScriptedGrid({7: 0}, until(1, fault))
     (reply,) = ask(grid, [7])
     assert reply.has_error() or read_refusal(reply.content) == Refusal("no", is_final=True)
@@ -181,12 +181,12 @@ def test_what_the_grid_of_flower_does_itself_is_left_to_it() -> None:
     grid.pull_messages.assert_called_once_with(["m1"])
 
 
-def test_two_replies_to_one_question_count_once() -> None:
+def test_two_replies_to_one_query_count_once() -> None:
     grid = ScriptedGrid({7: 0, 8: 1}, lambda message, times: release(message, times) * 2)
     assert len(ask(grid, [7, 8])) == 2
 
 
-def test_a_silo_is_followed_to_its_new_node_and_stays_there() -> None:
+def test_queries_follow_a_silo_to_its_new_node() -> None:
     grid = ScriptedGrid({7: 0, 8: 1}, without_node_8)
     patient = PatientGrid(grid)
     assert patient.roster(2, 5.0) == [7, 8]
@@ -200,7 +200,7 @@ def test_a_silo_is_followed_to_its_new_node_and_stays_there() -> None:
 
 
 @pytest.mark.parametrize("number", [0, 1])
-def test_a_silo_whose_key_was_replaced_is_followed_to_the_node_of_its_new_key(number: int) -> None:
+def test_queries_follow_a_silo_with_a_replaced_key_to_its_new_node(number: int) -> None:
     """Was: asked at the node of the revoked key until patience ended, while its new one was connected."""
 
     def replace(message: Message, times: int) -> list[Message]:
@@ -221,7 +221,7 @@ def test_a_silo_whose_key_was_replaced_is_followed_to_the_node_of_its_new_key(nu
     assert grid.asked[-2:].count(17) == 1, "it stays there"
 
 
-def test_a_registered_silo_that_the_run_does_not_have_is_left_alone() -> None:
+def test_a_registered_silo_outside_the_run_gets_no_query() -> None:
     """Was: a silo added during a run ended it after a restart of the SuperLink: "a node says it is silo 3"."""
     grid = RegisteredGrid({6: 3, 9: 2, 7: 0, 8: 1}, release)
     patient = PatientGrid(grid, has_registered_nodes=True)
@@ -231,7 +231,7 @@ def test_a_registered_silo_that_the_run_does_not_have_is_left_alone() -> None:
     assert sorted(grid.asked) == [7, 8, 9]
 
 
-def test_a_key_that_is_replaced_while_a_run_waits_for_another_silo_ends_nothing(
+def test_replacing_a_key_while_the_run_waits_for_another_silo_does_not_end_the_run(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Was: "a node says it is silo 0: expected each of 0 … 1 once"."""
@@ -246,13 +246,13 @@ def test_a_key_that_is_replaced_while_a_run_waits_for_another_silo_ends_nothing(
     assert patient.roster(2, 5.0) == [17, 8]
 
 
-def test_patience_ends_and_the_last_refusal_is_handed_on() -> None:
+def test_the_last_refusal_is_returned_when_the_timeout_ends() -> None:
     assert ask(ScriptedGrid({7: 0}, lost), [7], timeout=0.2) == []
     (reply,) = ask(ScriptedGrid({7: 0}, refusing(final=False)), [7], timeout=0.2)
     assert read_refusal(reply.content) == Refusal("no", is_final=False)
 
 
-def test_a_roster_with_gaps_or_twins_is_refused() -> None:
+def test_a_roster_with_missing_duplicate_or_unknown_silos_is_refused() -> None:
     with pytest.raises(RunError, match="silo 1, 2 was not connected after 0 s"):
         PatientGrid(ScriptedGrid({7: 0}, lost)).roster(3, 0.1)
     with pytest.raises(RunError, match="a node says it is silo 0"):
@@ -337,7 +337,7 @@ def test_a_wait_is_told_after_five_seconds(clock: Clock) -> None:
 
 
 @pytest.mark.parametrize("held", [0.0, 1.0])
-def test_a_server_pauses_only_where_its_questions_are_answered_at_once(
+def test_the_server_sleeps_between_polls_only_if_the_superlink_answers_immediately(
     held: float, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A SuperLink of ours holds an empty answer until a reply has come; another one would be asked without end."""
@@ -358,7 +358,7 @@ def test_a_server_pauses_only_where_its_questions_are_answered_at_once(
     assert len(clock.slept) >= 3 if held == 0.0 else not clock.slept
 
 
-def test_a_wait_is_told_with_the_silos_that_are_missing_and_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_waiting_is_reported_with_the_missing_silos_and_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fedpriv.server.grid, "_MIN_REPORTED_SECONDS", 0.01)
     waits: list[list[int]] = []
     grid = ScriptedGrid({7: 0, 8: 1}, without_node_8)
@@ -372,7 +372,7 @@ def test_a_wait_is_told_with_the_silos_that_are_missing_and_its_end(monkeypatch:
     assert waits[-2:] == [[1], []]
 
 
-def test_seconds_in_which_the_server_was_stopped_are_no_silos_fault(clock: Clock) -> None:
+def test_time_in_which_the_server_was_suspended_does_not_count_toward_the_timeout(clock: Clock) -> None:
     """Was: a server that stood still for 45 s blamed every hospital."""
 
     class Stopping(ScriptedGrid):
@@ -431,7 +431,7 @@ def test_gaps_of_more_than_five_seconds_are_no_silos_fault_and_count_for_900_at_
         (ErrorCode.REPLY_MESSAGE_UNAVAILABLE, "its message was lost; a SuperLink or a SuperNode that is started"),
     ],
 )
-def test_last_words_say_what_is_known_of_the_cause(code: int, words: str) -> None:
+def test_the_final_refusal_after_a_timeout_names_the_cause(code: int, words: str) -> None:
     """Was: a network that was cut was called a machine that is overloaded."""
     (reply,) = ask(ScriptedGrid({7: 0}, failing(code, "gone\x1b")), [7], timeout=0.1)
     refusal = read_refusal(reply.content)

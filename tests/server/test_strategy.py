@@ -201,7 +201,7 @@ def test_two_nodes_that_claim_to_be_one_silo_are_refused(small_cell: MakeCell) -
     ("count", "reason"),
     [(2, "2 of 3 silos were connected"), (4, "4 nodes are connected, the scenario has 3 silos")],
 )
-def test_too_few_and_too_many_nodes(small_cell: MakeCell, count: int, reason: str) -> None:
+def test_a_run_with_too_few_or_too_many_nodes_ends(small_cell: MakeCell, count: int, reason: str) -> None:
     class OtherGrid(InProcessGrid):
         def get_node_ids(self) -> list[int]:
             return [*super().get_node_ids(), 7][:count]
@@ -220,7 +220,7 @@ def test_a_trusted_server_adds_noise_once_and_an_untrusted_one_none(small_cell: 
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_pieces_of_the_mean_are_bit_for_bit_those_of_the_whole(
+def test_aggregation_in_chunks_equals_aggregation_of_whole_vectors_bit_for_bit(
     dtype: str, small_cell: Callable[..., Cell], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cell = small_cell(run__dtype=dtype)

@@ -47,7 +47,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @needs_a_browser
 @pytest.mark.parametrize(("width", "dark"), in_parts(itertools.product([400, 1400], [False, True]), [(400, True)]))
-def test_nothing_overflows_is_cut_loaded_or_complained_about(folder: Path, width: int, dark: bool) -> None:
+def test_the_report_page_has_no_overflow_cut_text_remote_request_or_console_message(
+    folder: Path, width: int, dark: bool
+) -> None:
     page = write_report(folder)
     assert page.stat().st_size < 2_000_000
     seen = look_at(page.as_uri(), width, OVERFLOW, CUT, WIDE, BACK, dark=dark)
@@ -60,7 +62,7 @@ def test_nothing_overflows_is_cut_loaded_or_complained_about(folder: Path, width
 
 @needs_a_browser
 @pytest.mark.slow
-def test_a_chart_tells_its_numbers_and_hides_a_line(folder: Path) -> None:
+def test_a_chart_shows_its_values_as_a_tooltip_and_can_hide_a_line(folder: Path) -> None:
     (told, tip), hidden = look_at(write_report(folder).as_uri(), 1400, POINT, HIDE).answers
     assert told == tip != ""
     assert hidden == "none"
@@ -68,7 +70,7 @@ def test_a_chart_tells_its_numbers_and_hides_a_line(folder: Path) -> None:
 
 @needs_a_browser
 @pytest.mark.slow
-def test_paper_is_light_and_nothing_is_cut(folder: Path) -> None:
+def test_the_printed_report_has_a_white_background_and_no_cut_text(folder: Path) -> None:
     seen = look_at(write_report(folder).as_uri(), 760, OVERFLOW, CUT, BACK, dark=True, printed=True)
     assert seen.answers == [pytest.approx(seen.answers[0]), [], "rgb(255, 255, 255)"]
     assert seen.answers[0] <= 0
@@ -76,7 +78,7 @@ def test_paper_is_light_and_nothing_is_cut(folder: Path) -> None:
 
 @needs_a_browser
 @pytest.mark.slow
-def test_a_page_follows_its_run(tmp_path: Path) -> None:
+def test_the_live_report_page_reloads_until_its_run_is_complete(tmp_path: Path) -> None:
     """The same page, served while the run goes, reloads itself when a cell is finished."""
     watched = LivePage()
     go = threading.Event()
@@ -104,7 +106,7 @@ def test_a_page_follows_its_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_page_is_given_to_this_machine_only() -> None:
+def test_the_live_page_server_refuses_requests_with_a_foreign_host_header() -> None:
     import http.client
 
     with serve_page(LivePage()) as address:

@@ -63,7 +63,7 @@ def test_every_value_lies_on_the_axis_and_ticks_are_few(values: tuple[float, flo
     assert sorted(ticks) == ticks
 
 
-def test_ticks_are_short() -> None:
+def test_tick_labels_are_short_decimal_or_scientific_numbers() -> None:
     texts = {0.0: "0", 0.25: "0.25", 600.0: "600", 20_000.0: "20000", 1e6: "1e6", 2e-5: "2e-5", 1e10: "1e10"}
     texts |= {1.5e5: "1.5e5", 2.5e-4: "2.5e-4"}  # before: "2e5", as 200,000
     assert {value: format_tick(value) for value in texts} == texts
@@ -86,14 +86,16 @@ def test_two_series_of_a_panel_differ_in_two_of_colour_dashes_and_marker(name: s
             assert colours + (a.dash != b.dash) + markers >= 2, (one.name, other.name)
 
 
-def test_levels_are_shades_of_the_hue_of_their_trust() -> None:
+def test_series_of_one_trust_setting_are_shades_of_one_hue() -> None:
     chart = charts_of(swept("trust and levels"))["test_loss"]
     shades = [shade(hue, n / 5).light for hue in (0, 1) for n in range(6)]
     assert [series.look.light for series in chart.series] == shades
 
 
 @pytest.mark.parametrize(("column", "background"), [(0, "#ffffff"), (1, "#0f141a")])
-def test_every_shade_can_be_seen_on_its_page(column: int, background: str) -> None:
+def test_every_series_colour_has_a_contrast_of_three_with_the_page_background(
+    column: int, background: str
+) -> None:
     for hue, share in itertools.product(range(len(_HUES)), (0.0, 0.5, 1.0)):
         look = shade(hue, share)
         low, high = sorted(_luminance(colour) + 0.05 for colour in ((look.light, look.dark)[column], background))
@@ -106,7 +108,7 @@ def _luminance(colour: str) -> float:
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
 
-def test_few_lines_share_a_panel_and_many_get_panels() -> None:
+def test_charts_with_many_series_are_split_into_panels_and_those_with_few_are_not() -> None:
     two = make_layout({"a": [1, 2, 3], "b": [1, 2]})
     assert (two.kinds, two.levels, two.panels) == (("b",), ("a",), ())
     long = make_layout({"algorithm.name": ["x", "y", "z"], "federation.rounds": [1, 2], "privacy.mu": [1, 2, 3]})
@@ -115,7 +117,7 @@ def test_few_lines_share_a_panel_and_many_get_panels() -> None:
     assert (many.kinds, many.levels, many.panels) == (("algorithm.name",), ("c",), ("b", "a"))
 
 
-def test_settings_that_are_not_drawn_are_counted() -> None:
+def test_a_chart_note_counts_the_settings_that_are_not_drawn() -> None:
     results = swept("five axes")
     chart = charts_of(results)["test_loss"]
     assert len(chart.panels) == 12
@@ -123,7 +125,7 @@ def test_settings_that_are_not_drawn_are_counted() -> None:
 
 
 @pytest.mark.parametrize("name", SWEEPS)
-def test_no_chart_stands_alone_in_a_row_of_the_page(name: str) -> None:
+def test_half_width_charts_of_a_page_come_in_pairs_after_the_full_width_ones(name: str) -> None:
     charts = list(charts_of(swept(name)).values())
     for several in (charts[:count] for count in range(len(charts) + 1)):
         laid = order_charts(several)
@@ -133,7 +135,7 @@ def test_no_chart_stands_alone_in_a_row_of_the_page(name: str) -> None:
         assert sorted(chart.key for chart, _ in laid) == sorted(chart.key for chart in several)
 
 
-def test_names_and_numbers_are_text() -> None:
+def test_series_and_panel_names_are_escaped_in_svg_charts() -> None:
     marks = [Mark(1, 1, "1 & 2"), Mark(2, math.nan, "none")]
     series = Series("<b>", nth_look(0), marks, published=[Mark(1, 2, "<u>")])
     drawing = draw_svg(chart_of(series, panel="<p>"))
@@ -145,13 +147,13 @@ def test_names_and_numbers_are_text() -> None:
     assert drawing.count("<circle") == 2
 
 
-def test_every_point_has_its_tip_and_some_a_marker() -> None:
+def test_every_point_of_a_chart_has_a_tooltip_but_only_some_have_a_marker() -> None:
     drawing = draw_svg(chart_of(Series("s", nth_look(3), [Mark(t, t, str(t)) for t in range(30)])))
     assert drawing.count("data-tip") == 30
     assert 5 <= drawing.count('class="mark"') <= 6
 
 
-def test_labels_of_ticks_keep_apart() -> None:
+def test_overlapping_tick_labels_are_left_out() -> None:
     ticks = [1.0, 1.01, 1.02, 4.0]
     series = Series("s", nth_look(0), [Mark(x, 1.0) for x in ticks])
     drawing = draw_svg(chart_of(series, log_x=True, ticks=ticks))
@@ -169,7 +171,7 @@ def test_curves_show_the_mean_over_seeds() -> None:
     assert chart.series[1].marks[0].spread == pytest.approx(math.sqrt(0.5))
 
 
-def test_charts_without_a_mark_are_left_out() -> None:
+def test_charts_and_series_without_data_points_are_left_out() -> None:
     results = swept("levels")
     assert "test_loss" not in charts_of(results, [])
     chart = charts_of(results, history_of(results)[:2])["test_loss"]
@@ -177,7 +179,7 @@ def test_charts_without_a_mark_are_left_out() -> None:
     assert chart.legend == []
 
 
-def test_the_trade_off_is_that_of_the_cells_mu() -> None:
+def test_the_trade_off_curve_matches_gaussian_dp_at_the_mu_of_the_cell() -> None:
     series = charts_of(results_of({"privacy.rho": [1.0]}))["tradeoff"].series
     (curve,) = (curve for curve in series if curve.name == "μ = 1")
     normal = NormalDist()
@@ -187,14 +189,14 @@ def test_the_trade_off_is_that_of_the_cells_mu() -> None:
         assert normal.inv_cdf(1 - mark.x) - normal.inv_cdf(mark.y) == pytest.approx(1.0)
 
 
-def test_curves_on_the_axes_are_left_out_with_a_note() -> None:
+def test_trade_off_curves_that_lie_on_the_axes_are_left_out_with_a_note() -> None:
     chart = charts_of(results_of({"privacy.rho": [1.0, 4.0, 8.0, 16.0]}))["tradeoff"]
     assert [series.name for series in chart.series] == ["blind guessing", "μ = 1", "μ = 4"]
     assert "Curves that lie on the axes are left out: μ = 8, 16." in chart.note
     assert "tradeoff" not in charts_of(results_of({"privacy.rho": [8.0, 16.0]}))
 
 
-def test_published_values_have_the_look_of_what_they_are_compared_with() -> None:
+def test_published_values_are_hollow_markers_of_the_series_they_are_compared_with() -> None:
     paper = {
         "rows": "privacy.rho", "columns": "algorithm.trust", "test_accuracy": [[60.0, 70.0], [65.0, 75.0]],
         "row_values": [1.0, 4.0], "column_values": ["untrusted", "trusted"],
@@ -216,7 +218,9 @@ def test_published_values_have_the_look_of_what_they_are_compared_with() -> None
         (ClientAvailability(40, 10, 4, 20), False),
     ],
 )
-def test_noise_is_compared_for_whole_passes_in_a_fixed_order_only(schedule: PublicOrder, shown: bool) -> None:
+def test_the_noise_chart_is_drawn_only_for_whole_passes_in_a_fixed_order(
+    schedule: PublicOrder, shown: bool
+) -> None:
     """Before: a run whose clients came when they could was shown with a third of its noise."""
     stream = ReleaseStream("silo 0", BinaryTree(), schedule, 1.0, (1.0,) * schedule.rounds, 1.0, "zero-out", 1.0)
     cell = {"releases": [stream_to_data(stream)], "silos": 1, "trust": "untrusted", "mu": stream.mu}

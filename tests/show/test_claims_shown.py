@@ -37,7 +37,7 @@ def said_of(**changes: Any) -> tuple[str, Statement]:
     return privacy_lines(results)[0], statement
 
 
-def test_exactly_is_said_where_the_certificate_is_exact() -> None:
+def test_the_word_exactly_appears_only_for_guarantees_that_the_mechanism_attains() -> None:
     line, statement = said_of()
     assert "μ-GDP exactly with μ = 4 " in line
     assert statement.attained
@@ -48,7 +48,7 @@ def test_exactly_is_said_where_the_certificate_is_exact() -> None:
     assert not statement.attained
 
 
-def test_a_papers_constants_say_what_is_charged_and_what_is_true() -> None:
+def test_calibration_by_a_papers_constants_reports_its_charged_mu_and_the_exact_mu() -> None:
     """Before: "μ-GDP exactly with μ = 0.5016" where the noise gives 0.083 by counting every node."""
     tree = {"name": "momentum-tree", "trust": "untrusted", "clip": 1.0, "alpha": 0.5, "step": 0.1}
     privacy = {"relation": "zero-out", "epsilon": 2.0, "delta": 1e-5}
@@ -63,7 +63,7 @@ def test_a_papers_constants_say_what_is_charged_and_what_is_true() -> None:
     assert f"by exact counting μ is at most {format_upper(exact.mu * exact.std / paper.std)}, ε = " in charge
 
 
-def test_units_of_a_clip_that_follows_a_quantile_are_named() -> None:
+def test_noise_under_a_quantile_clip_is_stated_in_units_of_the_current_clip() -> None:
     (plain,) = make_statements(results_with(1.0))[0].mechanisms
     assert "units" not in plain
     scenario = {"algorithm": {"name": "dp-fedavg", "clip_quantile": 0.5}}
@@ -89,12 +89,14 @@ def two(**second: Any) -> Results:
         ({"epsilon": None, "mu": None}, []),
     ],
 )
-def test_trust_and_relation_rank_before_epsilon(second: dict[str, Any], named: list[str]) -> None:
+def test_the_most_private_setting_is_ranked_by_trust_and_relation_before_epsilon(
+    second: dict[str, Any], named: list[str]
+) -> None:
     pattern = r"(?:most private setting|other neighbours,) it is [\d.]+ % \((x \d)"
     assert re.findall(pattern, describe_run(two(**second))) == named
 
 
-def test_the_weakest_run_has_its_own_word_and_speaks_for_persons() -> None:
+def test_a_range_of_mu_names_both_protection_levels_and_group_privacy_of_the_largest() -> None:
     """Two levels, two words; the sentence on persons is of the run that protects least; floats are no integers."""
     strong, weak = results_with(0.3).cells[0], results_with(4.0).cells[0]
     both = results_of_records(strong, weak)
@@ -103,7 +105,7 @@ def test_the_weakest_run_has_its_own_word_and_speaks_for_persons() -> None:
     assert persons == [describe_group_privacy(GaussianDP(weak["mu"]), 1e-5)]
 
 
-def test_one_cell_in_floating_point_takes_the_word_from_all_integers() -> None:
+def test_one_floating_point_cell_makes_the_whole_statement_assume_real_arithmetic() -> None:
     cell = resolve_cell(small_tree(), "test")
     records = [privacy_data(cell, streams_of(cell, for_release=released)) for released in (True, False)]
     for count, floats in ((2, True), (1, False)):
@@ -131,7 +133,7 @@ def doctored(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 
 @pytest.mark.parametrize("command", ["show", "table", "table --format csv", "table --format latex", "report"])
-def test_a_folder_whose_figures_were_written_says_so_in_every_view(
+def test_every_view_of_a_run_with_an_edited_claim_says_that_it_differs_from_the_ledger(
     doctored: tuple[Path, Path], command: str
 ) -> None:
     """Before: show and table said "μ-GDP exactly with μ = 0.001", with exit code 0."""
@@ -145,7 +147,9 @@ def test_a_folder_whose_figures_were_written_says_so_in_every_view(
     assert "the claim of cell 0 is not what the ledger gives" in str(done.exception)
 
 
-def test_a_number_that_no_float_holds_is_no_traceback(doctored: tuple[Path, Path], tmp_path: Path) -> None:
+def test_an_integer_too_large_for_a_float_in_the_results_is_refused_without_a_traceback(
+    doctored: tuple[Path, Path], tmp_path: Path
+) -> None:
     """Before: an integer of 400 digits ended `show` and `privacy ledger` in an OverflowError."""
     text = (doctored[0] / "results.json").read_text()
     for key in re.findall(r'"(mu|std|sensitivity|delta|epsilon|per_record)": [0-9.e-]+', text):
@@ -157,7 +161,9 @@ def test_a_number_that_no_float_holds_is_no_traceback(doctored: tuple[Path, Path
             assert isinstance(done.exception, FedprivError), (key, done.exception)
 
 
-def test_pictures_of_a_written_folder_say_so(doctored: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plots_of_a_run_with_an_edited_claim_say_that_it_differs_from_the_ledger(
+    doctored: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     for folder, differs in zip(doctored, (False, True), strict=True):
         results = read_claims(folder)
         assert ("DIFFERS" in plot_title(results)) == differs
@@ -167,7 +173,7 @@ def test_pictures_of_a_written_folder_say_so(doctored: tuple[Path, Path], monkey
         assert isinstance(done.exception, RunError) == differs
 
 
-def test_figures_of_a_written_folder_are_those_of_its_releases(doctored: tuple[Path, Path]) -> None:
+def test_an_edited_claim_is_replaced_by_figures_recomputed_from_the_releases(doctored: tuple[Path, Path]) -> None:
     run, other = doctored
     true, read = read_claims(run), read_claims(other)
     assert (true.differs, read.differs) == ((), (0,))
@@ -180,7 +186,7 @@ def test_figures_of_a_written_folder_are_those_of_its_releases(doctored: tuple[P
     assert "DIFFERS" in shown._repr_html_()
 
 
-def test_a_notebook_says_the_claim_and_the_caveat_of_every_delta() -> None:
+def test_a_notebook_view_shows_the_claim_and_the_caveats_of_every_delta() -> None:
     """Before: no claim, and caveats for the δ of the first cell alone."""
     cells = [results_with(1.0, delta, cell=index).cells[0] for index, delta in enumerate((1e-5, 0.1))]
     fragment = render_fragment(results_of_records(*cells))

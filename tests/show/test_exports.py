@@ -30,7 +30,7 @@ def exported(folder: Path, form: str) -> Any:
 
 
 @pytest.mark.slow
-def test_dp_accounting_reads_the_events_and_agrees(folder: Path) -> None:
+def test_dp_accounting_reads_exported_events_and_computes_the_same_epsilon(folder: Path) -> None:
     """With the reader that docs/python.md shows."""
 
     def event(tree: Any) -> Any:
@@ -48,7 +48,7 @@ def test_dp_accounting_reads_the_events_and_agrees(folder: Path) -> None:
         assert theirs == pytest.approx(mine.privacy.epsilon, rel=1e-3)
 
 
-def test_a_crate_names_every_file_with_what_made_it_and_what_is_protected(folder: Path) -> None:
+def test_an_ro_crate_lists_every_file_of_a_run_with_its_version_and_privacy_claim(folder: Path) -> None:
     (folder / ".draft").write_text("not of the run", encoding="utf-8")
     crate = exported(folder, "ro-crate")
     assert crate["@context"] == "https://w3id.org/ro/crate/1.1/context"
@@ -72,7 +72,7 @@ def test_a_crate_names_every_file_with_what_made_it_and_what_is_protected(folder
     assert "μ-GDP exactly with μ = 4" in entities["#privacy-1"]["value"]
 
 
-def test_every_link_of_a_crate_has_its_entity(folder: Path) -> None:
+def test_every_internal_link_of_an_ro_crate_has_its_entity(folder: Path) -> None:
     crate = exported(folder, "ro-crate")
     known = {entity["@id"] for entity in crate["@graph"]}
 
@@ -80,7 +80,7 @@ def test_every_link_of_a_crate_has_its_entity(folder: Path) -> None:
     assert all(link.startswith(("https://w3id.org/", "http://schema.org/")) for link in links - known)
 
 
-def test_an_unfinished_run_says_so(folder: Path, tmp_path: Path) -> None:
+def test_an_ro_crate_of_an_unfinished_run_has_the_active_action_status(folder: Path, tmp_path: Path) -> None:
     tree = json.loads((folder / "results.json").read_text(encoding="utf-8"))
     tree |= {"complete": False, "cells": tree["cells"][:1]}
     (tmp_path / "results.json").write_text(json.dumps(tree), encoding="utf-8")
@@ -88,7 +88,9 @@ def test_an_unfinished_run_says_so(folder: Path, tmp_path: Path) -> None:
     assert entities["#run"]["actionStatus"]["@id"].endswith("ActiveActionStatus")
 
 
-def test_an_unknown_form_or_folder_is_refused_and_nothing_is_written(folder: Path, tmp_path: Path) -> None:
+def test_an_export_to_an_unknown_format_or_without_results_is_refused_and_writes_nothing(
+    folder: Path, tmp_path: Path
+) -> None:
     for where, form, said in (
         (folder, "ro-crat", "--as ro-crat: known forms are dp-accounting, ro-crate; did you mean 'ro-crate'?"),
         (tmp_path, "ro-crate", "no results.json there"),

@@ -88,7 +88,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return run
 
 
-def test_a_fourth_kind_is_told_by_ledger_table_page_and_terminal(folder: Path) -> None:
+def test_a_third_party_guarantee_is_shown_in_ledger_table_report_and_terminal(folder: Path) -> None:
     (entry,) = read_ledger(folder)
     assert entry.agrees, entry.disagreement
     assert entry.claim is not None
@@ -110,7 +110,7 @@ def test_a_fourth_kind_is_told_by_ledger_table_page_and_terminal(folder: Path) -
     assert f"ε = {guarantee.epsilon_of(entry.delta):.2f}"[:-1] in shown.output
 
 
-def test_a_fourth_kind_has_a_price_and_is_refused_where_nothing_is_known_of_it(folder: Path) -> None:
+def test_a_third_party_guarantee_has_a_price_but_no_dp_accounting_event(folder: Path) -> None:
     (entry,) = read_ledger(folder)
     with pytest.raises(InputError, match="no event for whispered order"):
         make_event_data(entry)

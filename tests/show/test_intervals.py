@@ -21,7 +21,7 @@ def run_of(folder: Path, **evaluation: Any) -> Path:
     return run_sweep(parse_scenario(tree, "test"), RunOptions(out=folder / "run"))
 
 
-def test_everybody_groups_and_silos_have_rows_with_intervals(tmp_path: Path) -> None:
+def test_the_interval_table_has_rows_for_all_records_each_group_and_each_silo(tmp_path: Path) -> None:
     folder = run_of(tmp_path, curves={"bins": 32, "by": ["sex"]})
     results = read_results(folder)
     text = render_tables(results, "markdown")
@@ -34,5 +34,5 @@ def test_everybody_groups_and_silos_have_rows_with_intervals(tmp_path: Path) -> 
     assert "test_auc_low" in results.cells[0]
 
 
-def test_without_curves_there_is_no_such_table(tmp_path: Path) -> None:
+def test_a_run_without_evaluation_curves_has_no_interval_table(tmp_path: Path) -> None:
     assert "with intervals" not in render_tables(read_results(run_of(tmp_path)), "markdown")

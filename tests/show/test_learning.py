@@ -83,11 +83,13 @@ def test_a_run_that_learns_has_no_finding(tmp_path: Path) -> None:
         ({"algorithm__step": 300.0, "privacy__epsilon": 0.01}, "The test loss rises: it is"),
     ],
 )
-def test_what_was_not_learnt_is_said(tmp_path: Path, keys: dict[str, Any], words: str) -> None:
+def test_a_run_that_fails_to_learn_has_a_finding_that_names_the_failure(
+    tmp_path: Path, keys: dict[str, Any], words: str
+) -> None:
     assert words in findings(ran(tmp_path, EVEN, TEST, network(4), **keys))
 
 
-def test_a_rare_class_that_is_never_named_is_said(tmp_path: Path) -> None:
+def test_a_model_that_never_predicts_the_rare_class_has_a_finding(tmp_path: Path) -> None:
     train, test = records(1000, (0.985, 0.015)), records(800, (0.985, 0.015), 1)
     train[0][:], test[0][:] = (part[0] - 3.0 * np.eye(6)[part[1]] for part in (train, test))  # classes look alike
     results = ran(tmp_path, train, test, network(2), algorithm__step=0.1)
@@ -97,7 +99,7 @@ def test_a_rare_class_that_is_never_named_is_said(tmp_path: Path) -> None:
     assert "balanced accuracy, the mean over 2 classes, is 50.0 %, and naming any one class has 50.0 %" in text
 
 
-def test_records_that_nobody_reads_are_counted(tmp_path: Path) -> None:
+def test_training_records_that_no_round_reads_are_counted_in_a_warning(tmp_path: Path) -> None:
     tree = {
         "name": "few", "data": {}, "model": {"name": "softmax-regression", "feature_norm": 4.0},
         "federation": {"silos": 4, "rounds": 10, "batch": 1},
@@ -118,7 +120,7 @@ def test_records_that_nobody_reads_are_counted(tmp_path: Path) -> None:
         (None, "binary", 1, False),
     ],
 )
-def test_a_last_sigmoid_or_softmax_is_said(
+def test_a_redundant_final_sigmoid_or_softmax_layer_has_a_finding(
     tmp_path: Path, last: nn.Module | None, loss: str | None, classes: int, is_said: bool
 ) -> None:
     train, test = records(600, (0.5, 0.5)), records(300, (0.5, 0.5), 1)
@@ -128,7 +130,7 @@ def test_a_last_sigmoid_or_softmax_is_said(
     assert ("leave that layer out" in text) == is_said
 
 
-def test_several_labels_and_numbers_are_compared_with_a_constant(tmp_path: Path) -> None:
+def test_multi_label_and_regression_models_are_compared_with_a_constant_prediction(tmp_path: Path) -> None:
     features, labels = records(600, (0.7, 0.3))
     several = np.stack([labels, 1 - labels, np.zeros_like(labels)], 1).astype("float32")
     text = findings(ran(tmp_path / "a", (features, several), (features, several), network(3), loss="binary",
@@ -140,7 +142,9 @@ def test_several_labels_and_numbers_are_compared_with_a_constant(tmp_path: Path)
     assert "accuracy" not in text
 
 
-def test_it_is_said_wherever_figures_are_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_finding_that_the_model_learnt_nothing_appears_in_every_view_of_the_results(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     results = ran(tmp_path, EVEN, TEST, network(4), algorithm__step=1e-6)
     show_run(results.folder)
     shown = [
@@ -155,7 +159,7 @@ def test_it_is_said_wherever_figures_are_shown(tmp_path: Path, capsys: pytest.Ca
         assert "no better than a constant prediction" in text
 
 
-def test_python_warns(tmp_path: Path) -> None:
+def test_a_run_from_python_warns_if_the_model_is_no_better_than_a_constant(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match="no better than a constant prediction"):
         fedpriv.run(
             "own-data", train=EVEN, test=TEST, model=network(4), out=tmp_path / "run",
@@ -165,7 +169,9 @@ def test_python_warns(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("weights", [(1, 1, 1), (7, 0, 1), (5, 0, 0)], ids=["equal", "one missing", "one class"])
 @pytest.mark.parametrize("ignored", [0, 3])
-def test_the_best_constant_of_classes_is_that_which_a_search_finds(weights: tuple[int, ...], ignored: int) -> None:
+def test_the_closed_form_loss_of_the_best_constant_prediction_matches_a_numerical_search(
+    weights: tuple[int, ...], ignored: int
+) -> None:
     labels = torch.tensor(
         [label for label, count in enumerate(weights) for _ in range(count)] + [IGNORED_CLASS] * ignored
     )

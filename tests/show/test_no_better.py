@@ -48,7 +48,7 @@ def ran(folder: Path, target: str, step: float, epsilon: float) -> Path:
         ("outcome", 1.0, 50.0, ""),
     ],
 )
-def test_it_is_told_in_terminal_table_and_report(
+def test_a_model_no_better_than_a_constant_is_reported_in_terminal_table_and_report(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], target: str, step: float, epsilon: float, words: str
 ) -> None:
     run = ran(tmp_path, target, step, epsilon)

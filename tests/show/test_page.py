@@ -68,7 +68,7 @@ def source(folder: Path) -> str:
     return write_report(folder).read_text(encoding="utf-8")
 
 
-def test_the_page_is_well_formed_and_stands_alone(source: str) -> None:
+def test_the_report_is_well_formed_html_that_loads_nothing_external(source: str) -> None:
     page = Page(source)
     assert page.open == []
     assert not {"iframe", "img", "object"} & set(page.tags)
@@ -83,12 +83,14 @@ def test_the_page_is_well_formed_and_stands_alone(source: str) -> None:
     assert not re.search(r"url\((?!#)", source)
 
 
-def test_what_a_scenario_says_is_text_and_never_markup(source: str) -> None:
+def test_text_of_a_scenario_is_escaped_in_the_report(source: str) -> None:
     assert "Silos &amp; &lt;servers&gt;" in source
     assert "<servers>" not in source
 
 
-def test_every_part_is_there(source: str, folder: Path) -> None:
+def test_the_report_has_every_section_with_protection_sentences_and_mean_test_loss(
+    source: str, folder: Path
+) -> None:
     text = Page(source).text
     losses = [cell.test_loss for cell in fedpriv.load(folder).cells[:2]]
     for part in (
@@ -99,7 +101,7 @@ def test_every_part_is_there(source: str, folder: Path) -> None:
         assert part in text
 
 
-def test_the_statement_is_recomputed_from_the_releases(folder: Path, tmp_path: Path) -> None:
+def test_the_reported_mu_is_recomputed_from_the_noise_of_the_releases(folder: Path, tmp_path: Path) -> None:
     """What was claimed is not believed: halve the recorded noise, and the report says μ = 2, not 1."""
     tree = json.loads((folder / "results.json").read_text(encoding="utf-8"))
     for cell in tree["cells"]:
@@ -114,7 +116,7 @@ def test_the_statement_is_recomputed_from_the_releases(folder: Path, tmp_path: P
     assert halved == [("untrusted", ["2", "8"]), ("trusted", ["2", "8"])]
 
 
-def test_a_run_without_noise_says_that_it_protects_nothing(tmp_path: Path) -> None:
+def test_the_report_of_a_run_without_noise_says_that_it_protects_nothing(tmp_path: Path) -> None:
     tree = small_tree(privacy={"relation": "replace-one", "mode": "none"})
     text = Page(fedpriv.run(tree, out=tmp_path / "run").report().read_text(encoding="utf-8")).text
     assert "Nothing: the run adds no noise" in text
@@ -122,7 +124,7 @@ def test_a_run_without_noise_says_that_it_protects_nothing(tmp_path: Path) -> No
     assert "This was a simulation" not in text
 
 
-def test_best_guess_is_the_area_under_the_overlap() -> None:
+def test_the_best_guess_probability_matches_the_total_variation_of_two_shifted_gaussians() -> None:
     """Against the definition: ½ (1 + total variation of N(0, 1) and N(μ, 1))."""
     for mu in (0.1, 1.0, 4.0):
         width = 1e-4
@@ -134,7 +136,7 @@ def test_best_guess_is_the_area_under_the_overlap() -> None:
     assert best_guess(0.0) == 0.5
 
 
-def test_an_incomplete_run_says_so(folder: Path, tmp_path: Path) -> None:
+def test_the_report_of_an_incomplete_run_counts_its_finished_cells(folder: Path, tmp_path: Path) -> None:
     tree = json.loads((folder / "results.json").read_text(encoding="utf-8"))
     tree["cells"], tree["complete"] = tree["cells"][:3], False
     tree["rerun"] = None  # as a program's own run
@@ -145,7 +147,7 @@ def test_an_incomplete_run_says_so(folder: Path, tmp_path: Path) -> None:
     assert "The command was not recorded" in text
 
 
-def test_the_command_is_shown_as_it_was_given(folder: Path, tmp_path: Path) -> None:
+def test_the_report_shows_the_recorded_command_verbatim(folder: Path, tmp_path: Path) -> None:
     tree = json.loads((folder / "results.json").read_text(encoding="utf-8"))
     tree["rerun"] = "fedpriv run a.toml --set 'title=<b>'"
     tmp_path.joinpath("results.json").write_text(json.dumps(tree), encoding="utf-8")
@@ -154,14 +156,14 @@ def test_the_command_is_shown_as_it_was_given(folder: Path, tmp_path: Path) -> N
     assert "fedpriv run a.toml --set 'title=<b>'" in page.text
 
 
-def test_nothing_to_report(tmp_path: Path, folder: Path) -> None:
+def test_a_report_of_a_run_without_a_finished_cell_is_refused(tmp_path: Path, folder: Path) -> None:
     tree = json.loads((folder / "results.json").read_text(encoding="utf-8"))
     tmp_path.joinpath("results.json").write_text(json.dumps({**tree, "cells": [], "complete": False}))
     with pytest.raises(InputError, match="no finished cell to report yet"):
         write_report(tmp_path)
 
 
-def test_poisson_sampling_is_said_in_words_and_has_no_mu(tmp_path: Path) -> None:
+def test_the_report_of_a_poisson_sampled_run_states_epsilon_and_no_mu(tmp_path: Path) -> None:
     changes = {
         "algorithm": {"name": "dp-sgd", "trust": "trusted", "clip": 5.0, "step": 0.1},
         "privacy": {"relation": "zero-out", "epsilon": 0.5},
@@ -181,7 +183,9 @@ def test_poisson_sampling_is_said_in_words_and_has_no_mu(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(("clip", "said"), [(1e9, "No contribution"), (1e-9, "Every contribution")])
-def test_what_all_cells_have_in_common_is_a_sentence_and_no_figure(clip: float, said: str, tmp_path: Path) -> None:
+def test_a_clipped_fraction_common_to_all_cells_is_a_sentence_and_not_a_chart(
+    clip: float, said: str, tmp_path: Path
+) -> None:
     """Independent noise on sums without memory is the same under every mechanism: no chart of that either."""
     algorithm = {"name": "dp-sgd", "trust": "trusted", "clip": clip, "step": 1e-3}
     privacy = {"relation": "replace-one", "mu": 1.0}
@@ -192,6 +196,6 @@ def test_what_all_cells_have_in_common_is_a_sentence_and_no_figure(clip: float, 
     assert drawn == [False, False, True]
 
 
-def test_numbers_stay_on_one_line() -> None:
+def test_numbers_and_their_units_are_joined_by_non_breaking_spaces() -> None:
     expected = "69.6\u00a0% (ε\u00a0=\u00a04 at δ\u00a0=\u00a01e\u201105)"
     assert _prevent_breaks("69.6 % (ε = 4 at δ = 1e-05)") == expected

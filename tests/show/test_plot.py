@@ -74,7 +74,7 @@ def legend_texts(figure: Any) -> list[str]:
 
 
 @pytest.mark.slow
-def test_files_and_their_sizes(tmp_path: Path) -> None:
+def test_plotting_writes_png_and_svg_files_of_the_expected_sizes(tmp_path: Path) -> None:
     folder = write(tmp_path / "run", table_of())
     stems = ("privacy", "curves", "clipped", "noise", "tradeoff")
     files = plot_run(folder)
@@ -86,14 +86,14 @@ def test_files_and_their_sizes(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_same_bytes_every_time(tmp_path: Path) -> None:
+def test_plotting_the_same_results_twice_writes_identical_bytes(tmp_path: Path) -> None:
     first, second = (plot_run(write(tmp_path / name, table_of())) for name in ("a", "b"))
     assert [file.read_bytes() for file in first] == [file.read_bytes() for file in second]
     assert b"<dc:date>" not in first[1].read_bytes()
 
 
 @pytest.mark.slow
-def test_drawing_leaves_settings_alone(tmp_path: Path) -> None:
+def test_plotting_neither_changes_nor_follows_the_users_matplotlib_settings(tmp_path: Path) -> None:
     import matplotlib
 
     with matplotlib.rc_context({"axes.facecolor": "black"}):
@@ -105,7 +105,7 @@ def test_drawing_leaves_settings_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_single_cell(tmp_path: Path) -> None:
+def test_a_run_of_one_cell_has_three_plots_without_a_legend(tmp_path: Path) -> None:
     results = results_of({})
     files = plot_run(write(tmp_path / "run", results))
     assert {file.stem for file in files} == {"curves", "noise", "tradeoff"}  # one μ
@@ -114,7 +114,7 @@ def test_a_single_cell(tmp_path: Path) -> None:
     assert "one seed" in figure.get_suptitle()
 
 
-def test_curves_are_means_with_bands() -> None:
+def test_learning_curves_show_means_over_seeds_with_bands_of_one_standard_deviation() -> None:
     figure = drawn(table_of())
     loss, accuracy = figure.axes
     assert (loss.get_xlabel(), loss.get_ylabel()) == ("round", "test loss")
@@ -128,11 +128,11 @@ def test_curves_are_means_with_bands() -> None:
     assert (max(at_the_end), min(at_the_end)) == pytest.approx((70.0, 68.0))
 
 
-def test_one_seed_has_no_band() -> None:
+def test_learning_curves_of_one_seed_have_no_band() -> None:
     assert [len(axes.collections) for axes in drawn(table_of(seeds=[1])).axes] == [0, 0]
 
 
-def test_curves_of_two_axes_are_named_by_what_differs() -> None:
+def test_learning_curves_of_a_sweep_over_two_keys_differ_in_look_and_legend_by_both() -> None:
     figure = drawn(table_of())
     lines = figure.axes[0].lines
     looks = [(line.get_color(), line.get_marker(), line.get_linestyle()) for line in lines]
@@ -159,7 +159,7 @@ def test_unfinished_cells_are_not_drawn() -> None:
     assert "INCOMPLETE: 7 of 12 cells" in figure.get_suptitle()
 
 
-def test_accuracy_against_privacy() -> None:
+def test_the_accuracy_plot_over_rho_shows_measured_and_published_values() -> None:
     figure = drawn(table_of(), "privacy")
     (axes,) = figure.axes
     assert axes.get_xscale() == "log"
@@ -175,19 +175,19 @@ def test_accuracy_against_privacy() -> None:
     assert sorted(set(edges[:, 1])) == pytest.approx([69.0, 71.0, 73.0, 75.0])
 
 
-def test_rounding_of_mu_is_not_a_second_value() -> None:
+def test_values_of_mu_that_differ_only_by_rounding_make_no_privacy_chart() -> None:
     axes = {"federation.silos": [1, 10]}
     results = results_of(axes, facts=lambda point: {"mu": 4.0 - 1e-13 * point["federation.silos"]})
     assert "privacy" not in charts_of(results)
 
 
-def test_cells_without_noise_are_left_out_of_the_trade_off() -> None:
+def test_cells_without_noise_are_left_out_of_the_chart_of_accuracy_over_privacy() -> None:
     quiet = {"mu": None, "epsilon": None}
     results = table_of(facts=lambda point: quiet if point["federation.silos"] == 10 else {})
     assert legend_texts(drawn(results, "privacy")) == ["published"]
 
 
-def test_where_a_guarantee_has_no_mu_the_trade_off_is_drawn_in_epsilon() -> None:
+def test_the_chart_of_accuracy_over_privacy_uses_epsilon_if_a_guarantee_has_no_mu() -> None:
     results = table_of(facts=lambda point: {"mu": None} if point["federation.silos"] == 10 else {})
     figure = drawn(results, "privacy")
     (axes,) = figure.axes
@@ -205,7 +205,7 @@ def test_where_a_guarantee_has_no_mu_the_trade_off_is_drawn_in_epsilon() -> None
         ("federation.silos", [1, 10], "μ of Gaussian DP", ["0.25", "1"]),
     ],
 )
-def test_the_axis_of_privacy_is_what_the_scenario_swept(
+def test_the_privacy_axis_shows_the_quantity_swept_by_the_scenario(
     key: str, values: list[float], label: str, ticks: list[str]
 ) -> None:
     """Before, a sweep of ε = 1 and 4 was drawn over μ = 0.2681 and 0.9249."""
@@ -222,7 +222,7 @@ def test_the_axis_of_privacy_is_what_the_scenario_swept(
     assert [tick.get_text() for tick in axes.get_xticklabels()] == ticks
 
 
-def test_epsilons_at_several_deltas_are_no_axis() -> None:
+def test_the_privacy_axis_shows_mu_if_epsilons_have_different_deltas() -> None:
     def facts(point: Mapping[str, Any]) -> dict[str, Any]:
         return {"mu": point["privacy.epsilon"] / 4, "delta": 10.0 ** -(4 + point["privacy.epsilon"])}
 
@@ -230,7 +230,7 @@ def test_epsilons_at_several_deltas_are_no_axis() -> None:
     assert axes.get_xlabel().startswith("μ of Gaussian DP")
 
 
-def test_a_figure_for_a_paper_has_its_width_and_no_title(tmp_path: Path) -> None:
+def test_a_figure_for_a_paper_has_the_requested_width_and_no_title(tmp_path: Path) -> None:
     folder = write(tmp_path / "run", table_of())
     files = plot_run(folder, ["pdf"], with_title=False, width=3.25)
     stems = ("privacy", "curves", "clipped", "noise", "tradeoff")
@@ -246,7 +246,7 @@ def test_a_figure_for_a_paper_has_its_width_and_no_title(tmp_path: Path) -> None
     assert axes.get_window_extent().width > 0.6 * figure.bbox.width  # the legend is below
 
 
-def test_a_figure_without_a_title_still_says_what_is_missing(tmp_path: Path) -> None:
+def test_a_figure_without_a_title_still_says_that_cells_are_missing(tmp_path: Path) -> None:
     """Guarantee: no option hides cells that are missing or whose claims differ."""
     results = replace(table_of(), complete=False, cells=table_of().cells[:7])
     folder = write(tmp_path / "run", results)
@@ -262,14 +262,16 @@ def test_a_figure_without_a_title_still_says_what_is_missing(tmp_path: Path) -> 
         ({"width": float("nan")}, "--width nan: expected inches"),
     ],
 )
-def test_formats_and_widths_that_cannot_be_drawn(tmp_path: Path, options: dict[str, Any], said: str) -> None:
+def test_unsupported_plot_formats_and_widths_are_refused(
+    tmp_path: Path, options: dict[str, Any], said: str
+) -> None:
     folder = write(tmp_path / "run", table_of())
     with pytest.raises(InputError, match=re.escape(said)):
         plot_run(folder, **options)
     assert not (folder / "plots").exists()
 
 
-def test_nothing_to_draw(tmp_path: Path) -> None:
+def test_plotting_a_run_without_a_finished_cell_is_refused(tmp_path: Path) -> None:
     empty = write(tmp_path / "run", table_of(figures=lambda point, seed: None))
     with pytest.raises(InputError, match="no finished cell to draw yet"):
         plot_run(empty)
@@ -282,7 +284,7 @@ def test_matplotlib_is_imported_only_to_draw() -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-def test_a_study_of_algorithms_has_a_panel_for_each_length() -> None:
+def test_a_sweep_over_algorithms_has_one_panel_for_each_number_of_rounds() -> None:
     axes = {
         "algorithm.name": ["dp-mu2-fl", "dp-sgd", "dp-ftrl", "tree-momentum"],
         "federation.rounds": [16, 60, 240],
@@ -307,13 +309,13 @@ def test_a_study_of_algorithms_has_a_panel_for_each_length() -> None:
     assert len(charts["privacy"].series) == 12
 
 
-def test_a_diverging_run_makes_the_loss_logarithmic() -> None:
+def test_a_diverging_run_makes_the_loss_axis_logarithmic() -> None:
     results = table_of(figures=lambda point, seed: (2.2 if point["privacy.rho"] == 8.0 else 80.0, 0.5))
     assert [axes.get_yscale() for axes in drawn(results).axes] == ["log", "linear"]
     assert drawn(table_of()).axes[0].get_yscale() == "linear"
 
 
-def test_the_fraction_clipped_is_a_mark_a_point() -> None:
+def test_the_clipped_fraction_chart_has_one_mark_for_each_sweep_point() -> None:
     results = table_of(facts=lambda point: {"fraction_clipped": 0.01 * point["federation.silos"]})
     (axes,) = drawn(results, "clipped").axes
     assert [label.get_text() for label in axes.get_yticklabels()] == ["silos 1", "silos 10"]
@@ -322,11 +324,11 @@ def test_the_fraction_clipped_is_a_mark_a_point() -> None:
 
 
 @pytest.mark.parametrize("share", [0.0, 1.0, None], ids=["none", "all", "not told"])
-def test_a_share_of_clipped_records_that_says_nothing_is_no_chart(share: float | None) -> None:
+def test_a_clipped_fraction_of_zero_one_or_none_has_no_chart(share: float | None) -> None:
     assert "clipped" not in charts_of(table_of(facts=lambda point: {"fraction_clipped": share}))
 
 
-def test_noise_is_what_accounting_gives_for_the_run() -> None:
+def test_the_noise_chart_shows_the_standard_deviation_that_accounting_gives() -> None:
     """Independent noise on 600 sums at μ = 4: 2√600 / 4 a release, a tenth of it in the mean of 100 silos."""
     figure = drawn(table_of(facts=lambda point: {"silos": 100}), "noise", "noise-in-mean")
     left, right = figure.axes
@@ -338,12 +340,12 @@ def test_noise_is_what_accounting_gives_for_the_run() -> None:
     assert "4-GDP" in figure.get_supxlabel()
 
 
-def test_a_run_without_noise_has_no_figure_of_it() -> None:
+def test_a_run_without_noise_has_no_noise_or_trade_off_chart() -> None:
     charts = charts_of(table_of(facts=lambda point: {"mu": None}))
     assert not {"noise", "noise-in-mean", "tradeoff"} & charts.keys()
 
 
-def test_svgs_can_stand_on_one_page(tmp_path: Path) -> None:
+def test_svg_charts_of_one_page_share_no_clip_path_identifiers(tmp_path: Path) -> None:
     """Ids that differ from figure to figure are referred to; equal ones define equal shapes."""
     results = table_of()
     texts = render_svgs(write(tmp_path / "run", results), results)
@@ -356,7 +358,7 @@ def test_svgs_can_stand_on_one_page(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("label", [r"$\frac{$", r"$\frac{1}{2}$ and $5", "$"])
-def test_a_label_with_dollars_is_drawn_as_it_is(tmp_path: Path, label: str) -> None:
+def test_a_title_with_dollar_signs_is_drawn_as_plain_text_and_not_as_a_formula(tmp_path: Path, label: str) -> None:
     """Not as a formula, which a label like the first of these is none."""
     results = replace(table_of(), title=label)
     plot_run(write(tmp_path / "run", results))
@@ -365,7 +367,7 @@ def test_a_label_with_dollars_is_drawn_as_it_is(tmp_path: Path, label: str) -> N
 
 
 @pytest.mark.parametrize("name", ["_hidden", "<b>&\"'", "$x_{", "a\nb", "\\frac"])
-def test_a_hostile_name_is_drawn_as_it_is(name: str) -> None:
+def test_names_with_markup_or_formula_characters_are_drawn_verbatim(name: str) -> None:
     series = [Series(each, nth_look(place), [Mark(1, 1)]) for place, each in enumerate((name, "other"))]
     chart = Chart("k", name, name, name, [Panel(name, series)], name)
     figure = make_figure([chart], name)
@@ -382,7 +384,7 @@ def test_logarithmic_axes_have_plain_numbers() -> None:
     assert not any(set("$^{") & set(text) for text in texts)
 
 
-def test_a_pdf_has_no_date(tmp_path: Path) -> None:
+def test_a_pdf_chart_has_no_creation_date(tmp_path: Path) -> None:
     """Before: the date of the drawing was in the file, so that no two files were the same."""
     series = Series("this run", nth_look(0), [Mark(1.0, 2.0), Mark(2.0, 3.0)])
     save_chart(Chart("key", "A chart", "x", "y", [Panel("", [series])]), tmp_path / "chart.pdf")

@@ -49,7 +49,9 @@ POSITIVE = st.floats(1e-300, 1e300)
 
 @settings(max_examples=300, deadline=None)
 @given(value=POSITIVE, digits=st.integers(2, 12))
-def test_guarantee_leakage_rounds_up_and_noise_down_by_less_than_a_unit(value: float, digits: int) -> None:
+def test_guarantee_printed_privacy_loss_rounds_up_and_noise_rounds_down_by_less_than_one_digit(
+    value: float, digits: int
+) -> None:
     exact = Decimal(repr(value))
     unit = Decimal(1).scaleb(exact.adjusted() - digits + 1)
     assert exact <= Decimal(format_upper(value, digits)) < exact + unit
@@ -66,7 +68,9 @@ def test_guarantee_leakage_rounds_up_and_noise_down_by_less_than_a_unit(value: f
         (7.99936575, "8", "7.999"),
     ],
 )
-def test_figures_are_written_as_before_where_they_are_exact(value: float, up: str, down: str) -> None:
+def test_directed_rounding_prints_exact_numbers_unchanged_and_others_up_or_down(
+    value: float, up: str, down: str
+) -> None:
     assert (format_upper(value), format_lower(value)) == (up, down)
     assert format_upper_range([value, value]) == up
     assert format_lower_range([value / 2, value]) == f"{format_lower(value / 2)} to {down}"
@@ -75,7 +79,7 @@ def test_figures_are_written_as_before_where_they_are_exact(value: float, up: st
 
 @settings(max_examples=200, deadline=None)
 @given(mu=st.floats(1e-12, 40.0))
-def test_guarantee_a_best_guess_is_bounded_and_never_called_blind(mu: float) -> None:
+def test_guarantee_the_printed_best_guess_probability_is_an_upper_bound_above_50_percent(mu: float) -> None:
     """Before: "50.0 %" for every mu below .0025, which is what blind guessing is right in."""
     assert best_guess(mu) > 0.5
     shown = format_upper_percent(best_guess(mu))
@@ -88,7 +92,7 @@ def test_guarantee_a_best_guess_is_bounded_and_never_called_blind(mu: float) -> 
 
 
 @pytest.mark.slow
-def test_a_pair_of_a_sampled_run_holds_as_it_is_printed() -> None:
+def test_the_printed_epsilon_and_delta_of_a_poisson_sampled_run_are_a_valid_bound() -> None:
     """Before: (7.999, 1e-05) for 7.99937, at which δ is above 1.0003e-5 by an independent lower bound."""
     run = PoissonGaussian(0.514864, 1 / 20, 10)
     shown = re.search(r"= \(([\d.]+), ", PrivacyClaim(run, "zero-out").format_sentence("line", 1e-5))
@@ -120,7 +124,9 @@ _NUMBER = r"(\d+(?:\.\d+)?(?:e[+-]?\d+)?)"
 @pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(mu=st.floats(1e-3, 12.0), delta=st.floats(1e-9, 0.05))
-def test_guarantee_every_printed_style_is_on_the_safe_side(mu: float, delta: float) -> None:
+def test_guarantee_every_printed_privacy_figure_is_rounded_in_the_conservative_direction(
+    mu: float, delta: float
+) -> None:
     """Figures are parsed back and compared with the truth; half of them were below it."""
     results = results_with(mu, delta)
     mu = results.cells[0]["mu"]
@@ -156,7 +162,7 @@ def test_guarantee_every_printed_style_is_on_the_safe_side(mu: float, delta: flo
     assert "epsilon" in seen or epsilon == 0.0
 
 
-def test_no_other_place_formats_leakage_or_noise() -> None:
+def test_no_unlisted_module_formats_privacy_or_noise_figures_itself() -> None:
     """One home: a figure that is formatted beside it rounds to the nearest, and half of the time down."""
     pattern = re.compile(r"\{[^{}\"]*(?:mu|epsilon|delta|slack|zcdp|std|multiplier)[^{}\"]*:\.?\d*[gf]\}")
     echoes = {
@@ -169,7 +175,7 @@ def test_no_other_place_formats_leakage_or_noise() -> None:
     assert {"/".join(path.parts[-2:]) for path in formatting} <= echoes
 
 
-def test_an_epsilon_of_zero_is_never_printed_bare() -> None:
+def test_an_epsilon_of_zero_is_always_printed_with_a_note_on_delta() -> None:
     assert format_upper_epsilon(0.0) == "0 (all in δ)"
     results = results_with(0.001, 0.04)
     assert results.cells[0]["epsilon"] == 0.0
@@ -181,7 +187,7 @@ def test_an_epsilon_of_zero_is_never_printed_bare() -> None:
     assert "epsilon=0 (all in delta=0.04)" in repr(cell)
 
 
-def test_weak_figures_say_so_in_one_sentence() -> None:
+def test_a_large_epsilon_or_delta_gets_a_caveat_of_one_sentence() -> None:
     assert privacy_caveats(4.0, 1e-5, 1000) == []
     (large,) = privacy_caveats(20.01, 1e-5, 1000)
     assert "ε = 20.01 is above 20" in large
@@ -193,7 +199,7 @@ def test_weak_figures_say_so_in_one_sentence() -> None:
     assert all("client" in line for line in privacy_caveats(30.0, 0.01, 1000, "client"))
 
 
-def test_a_slack_that_eats_delta_is_told() -> None:
+def test_a_caveat_states_slack_that_is_not_negligible_beside_delta() -> None:
     """2^-60 in total variation adds (1 + e^ε) 2^-60 to δ: 8.3e-3 at ε = 36.6, beside a printed 1e-5."""
     (*_, line) = privacy_caveats(36.6, 1e-5, slack=True)
     assert "adds (1 + e^ε) · 2^-60 to δ" in line
@@ -207,7 +213,7 @@ def test_a_slack_that_eats_delta_is_told() -> None:
 @pytest.mark.parametrize(
     ("delta", "size", "told"), [(0.005, 199, False), (0.005, 200, True), (1e-5, 60_000, False)]
 )
-def test_a_delta_of_one_over_the_smallest_silo_is_told_wherever_it_is_printed(
+def test_a_delta_not_below_one_over_the_smallest_silo_gets_a_caveat_in_table_and_report(
     delta: float, size: int, told: bool
 ) -> None:
     results = results_with(0.5, delta, smallest_silo=size)
@@ -223,13 +229,13 @@ def test_a_delta_of_a_tenth_is_refused_at_load() -> None:
     assert resolve_cell(small_tree(privacy={"relation": "replace-one", "rho": 4.0, "delta": 0.09}), "test")
 
 
-def test_one_of_a_thing_is_no_plural() -> None:
+def test_counts_of_one_are_printed_in_the_singular() -> None:
     counts = (1, "release"), (2, "release"), (0, "run")
     assert [format_count(*count) for count in counts] == ["1 release", "2 releases", "0 runs"]
     assert "; 1 release; each record" in make_statements(results_with(1.0))[0].mechanisms[0]
 
 
-def test_a_curve_holds_where_its_epsilon_is_printed() -> None:
+def test_the_privacy_curve_at_the_printed_epsilon_is_at_most_the_stated_delta() -> None:
     for run in (AllocatedGaussian(0.9205, 60), PoissonGaussian(2.0, 0.05, 100, "replace-one")):
         shown = re.search(r"= \(([\d.]+), ", PrivacyClaim(run, "zero-out").format_sentence("line", 1e-6))
         assert shown is not None

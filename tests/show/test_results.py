@@ -49,7 +49,7 @@ def change_results(path: Path, keys: tuple[Any, ...], value: Any) -> None:
     (path / "results.json").write_text(json.dumps(tree))
 
 
-def test_a_folder_is_valid_before_its_first_cell(tmp_path: Path) -> None:
+def test_a_run_folder_can_be_read_before_its_first_cell_is_finished(tmp_path: Path) -> None:
     assert folder(tmp_path / "deep" / "run").missing_indices == [0, 1, 2, 3]
     results = read_results(tmp_path / "deep" / "run")
     assert not results.complete
@@ -85,7 +85,7 @@ def test_results_are_complete_only_with_the_last_cell(tmp_path: Path) -> None:
         assert (cell["fraction_clipped"], cell["wall_seconds"]) == (0.25, 1.5)
 
 
-def test_a_cell_without_a_guarantee_claims_none(tmp_path: Path) -> None:
+def test_a_cell_without_noise_claims_no_mu_and_no_epsilon(tmp_path: Path) -> None:
     """The figures come from the ledger: a run that released nothing private has no μ, whatever was asked for."""
     folder(tmp_path, finished=[0])
     (cell,) = read_results(tmp_path).cells
@@ -93,7 +93,7 @@ def test_a_cell_without_a_guarantee_claims_none(tmp_path: Path) -> None:
     assert [cell[key] for key in ("mu", "rho", "zcdp", "epsilon", "epsilon_paper")] == [None] * 5
 
 
-def test_a_figure_that_is_not_finite_never_enters_the_results(tmp_path: Path) -> None:
+def test_a_metric_that_is_not_finite_is_never_written_to_the_results(tmp_path: Path) -> None:
     run = folder(tmp_path, finished=[0])
     before = (tmp_path / "results.json").read_bytes()
     with pytest.raises(ValueError, match="not JSON compliant"):
@@ -101,13 +101,13 @@ def test_a_figure_that_is_not_finite_never_enters_the_results(tmp_path: Path) ->
     assert (tmp_path / "results.json").read_bytes() == before
 
 
-def test_no_draft_is_left(tmp_path: Path) -> None:
+def test_a_finished_run_folder_has_no_temporary_files(tmp_path: Path) -> None:
     folder(tmp_path, finished=[0]).ended()
     names = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file())
     assert names == ["history.jsonl", "models/0000.npy", "results.json"]
 
 
-def test_resume_keeps_what_is_finished_and_drops_half_told_cells(tmp_path: Path) -> None:
+def test_resuming_keeps_finished_cells_and_drops_the_history_of_unfinished_ones(tmp_path: Path) -> None:
     run = folder(tmp_path)
     for place in (1, 2):
         run.evaluated(place, 4, {"test_loss": 2.0 + place, "test_accuracy": 0.5})
@@ -137,7 +137,7 @@ def test_a_run_that_two_engines_computed_names_both(tmp_path: Path) -> None:
     assert "engine vectorized, inprocess" in describe_measurement(read_results(tmp_path))
 
 
-def test_resume_without_results_starts(tmp_path: Path) -> None:
+def test_resuming_a_folder_without_results_starts_all_cells(tmp_path: Path) -> None:
     assert folder(tmp_path / "new", resume=True).missing_indices == [0, 1, 2, 3]
 
 
@@ -162,7 +162,7 @@ def test_results_are_not_written_over_and_not_resumed_by_another_scenario(
     assert (tmp_path / "results.json").read_bytes() == before
 
 
-def test_a_history_line_holds_the_point_and_the_round(tmp_path: Path) -> None:
+def test_a_history_line_holds_the_sweep_point_the_round_and_the_metrics(tmp_path: Path) -> None:
     metrics = {"test_loss": 2.25, "test_accuracy": 0.5}
     folder(tmp_path).evaluated(3, 6, metrics)
     line = {"cell": 3, "privacy.rho": 4.0, "federation.silos": 2, "seed": 1, "round": 6, **metrics}
@@ -176,12 +176,12 @@ def test_results_of_another_format_are_refused(tmp_path: Path) -> None:
         read_results(tmp_path)
 
 
-def test_a_folder_without_history_is_named(tmp_path: Path) -> None:
+def test_reading_the_history_of_a_folder_without_one_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"no history\.jsonl there"):
         list(read_history(tmp_path))
 
 
-def test_a_group_that_is_not_wholly_written_is_computed_again(tmp_path: Path) -> None:
+def test_a_cell_group_with_a_missing_cell_is_computed_again_as_a_whole(tmp_path: Path) -> None:
     """Cells that ran together ran as so many: fewer at once may round otherwise."""
     folder(tmp_path, finished=[0, 2, 3])
 
@@ -216,9 +216,7 @@ def test_a_group_that_is_not_wholly_written_is_computed_again(tmp_path: Path) ->
         (("published",), {"row_values": [], "column_values": [], "withheld": [1]}),
     ],
 )
-def test_results_that_somebody_damaged_are_refused_in_one_line(
-    tmp_path: Path, keys: tuple[Any, ...], value: Any
-) -> None:
+def test_damaged_results_files_are_refused_in_one_line(tmp_path: Path, keys: tuple[Any, ...], value: Any) -> None:
     fedpriv.run({**small_tree(), "name": "damaged"}, out=tmp_path)
     change_results(tmp_path, keys, value)
     with pytest.raises(InputError, match="not a results file of fedpriv"):

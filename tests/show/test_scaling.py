@@ -78,7 +78,7 @@ def values_of(results: Results, growth: Growth) -> list[list[float | None]]:
     return [[value.value for value in line.values.values()] for line in find_values(results, growth)]
 
 
-def test_interpolated_rounds_of_the_best_setting_and_their_exponents(results: Results) -> None:
+def test_interpolated_rounds_to_a_target_risk_have_the_exact_growth_exponents(results: Results) -> None:
     """Target 1/√n, risks 1/T² and 1/T: T = n^(1/4) and n^(1/2) exactly, also between powers of two."""
     assert results.growth is not None
     untrusted, trusted = find_values(results, results.growth)
@@ -92,14 +92,14 @@ def test_interpolated_rounds_of_the_best_setting_and_their_exponents(results: Re
     assert untrusted.fit.half_width == pytest.approx(0.0, abs=1e-9)
 
 
-def test_rounds_before_the_target_of_which_no_seed_has_ended_are_not_interpolated() -> None:
+def test_sweep_points_without_a_result_of_the_given_seeds_are_not_interpolated() -> None:
     scaling = pytest.importorskip("fedpriv.addons.rates.scaling")
     points = [scaling.Point(10.0, {1: 0.9}, 100.0), scaling.Point(20.0, {0: 0.4, 1: 0.4}, 200.0)]
     value = scaling._interpolate(scaling.Size(100.0, 0.5, points), [0, 0])
     assert (value.value, value.gradients) == (20.0, 200.0)
 
 
-def test_the_metric_itself_is_fitted_without_a_smallest_key(results: Any) -> None:
+def test_without_a_smallest_key_the_scaling_exponent_is_fitted_to_the_metric_itself(results: Any) -> None:
     """At 4 rounds alone the risk does not depend on n; a metric of its own n gives its own exponent."""
     plain = growth_of().model_copy(update={"smallest": None, "factor": None})
     for cell in results.cells:
@@ -112,7 +112,7 @@ def test_the_metric_itself_is_fitted_without_a_smallest_key(results: Any) -> Non
         assert line.fit.exponent == pytest.approx(-0.5)
 
 
-def test_values_at_their_start_or_at_a_floor_are_not_fitted(results: Any) -> None:
+def test_values_at_the_initial_risk_or_at_a_floor_are_left_out_of_the_scaling_fit(results: Any) -> None:
     growth = growth_of(smallest=None, factor=None, start=2e-4, floor=0.0)
     for cell in results.cells:
         cell["excess_risk"] = 1.0 / cell["point"]["federation.samples"]
@@ -126,7 +126,7 @@ def test_values_at_their_start_or_at_a_floor_are_not_fitted(results: Any) -> Non
     assert line.fit is None
 
 
-def test_settings_are_chosen_on_seeds_apart(results: Results) -> None:
+def test_settings_are_chosen_on_seeds_that_are_left_out_of_the_scaling_values(results: Results) -> None:
     """Seed 0 likes the bad setting; its values count for nothing else."""
     growth = growth_of(smallest=None, factor=None, chosen_on=[0])
     cells = []
@@ -138,7 +138,7 @@ def test_settings_are_chosen_on_seeds_apart(results: Results) -> None:
     assert values_of(two, growth)[0] == pytest.approx([0.7] * 3)
 
 
-def test_the_chart_has_marks_fitted_lines_and_a_triangle(results: Results) -> None:
+def test_the_scaling_chart_has_marks_fitted_lines_and_a_slope_triangle_of_the_theory(results: Results) -> None:
     chart = scaling_chart(results)
     assert chart is not None
     assert (chart.log_x, chart.log_y) == (True, True)
@@ -150,7 +150,7 @@ def test_the_chart_has_marks_fitted_lines_and_a_triangle(results: Results) -> No
     assert "nan" not in render_tables(results, "markdown")
 
 
-def test_a_falling_triangle_is_below_its_line(results: Any) -> None:
+def test_the_slope_triangle_of_a_negative_theory_exponent_lies_below_its_line(results: Any) -> None:
     for cell in results.cells:
         cell["excess_risk"] = cell["point"]["federation.samples"] ** -0.5
     name = next(iter(results.axes["algorithm.trust"]))
@@ -164,7 +164,7 @@ def test_a_falling_triangle_is_below_its_line(results: Any) -> None:
     assert math.log(right.y / left.y) / math.log(right.x / left.x) == pytest.approx(-0.5)
 
 
-def test_the_table_has_sizes_across_and_theory_beside(results: Results) -> None:
+def test_the_scaling_table_has_a_column_for_each_size_and_one_for_the_theory(results: Results) -> None:
     text = render_tables(results, "markdown")
     assert "n = 4096" in text
     (line,) = [line for line in text.splitlines() if line.startswith("| untrusted")]
@@ -174,7 +174,7 @@ def test_the_table_has_sizes_across_and_theory_beside(results: Results) -> None:
     assert "| 0.25" in line.replace("   ", "")
 
 
-def test_theory_stands_beside_its_own_setting_only() -> None:
+def test_theory_exponents_are_dropped_if_an_override_leaves_the_setting_of_the_theory() -> None:
     """A narrowed sweep keeps it; another ball, privacy or radius has other exponents, or none that are known."""
 
     def theory(*overrides: str) -> dict[str, float]:
@@ -194,7 +194,9 @@ def test_theory_stands_beside_its_own_setting_only() -> None:
 @pytest.mark.parametrize(
     ("beta", "factor", "known"), [("M (T+1)/2", 0.5, True), ("2 M T", 2.0, True), ("1", 0.0, False)]
 )
-def test_the_betas_of_the_outer_minimizer_are_what_they_are_called(beta: str, factor: float, known: bool) -> None:
+def test_labels_of_beta_match_its_values_and_only_large_beta_has_a_finite_risk_bound(
+    beta: str, factor: float, known: bool
+) -> None:
     """M is the model's own, and a bound of the risk is known from M (T+1)/2 on."""
     few = ("federation.samples=[4096]", f'label.beta=["{beta}"]', "seeds=1")
     points = load_scenario(SCENARIOS / "complexity-outside.toml", few).points
@@ -211,14 +213,14 @@ def test_the_betas_of_the_outer_minimizer_are_what_they_are_called(beta: str, fa
         assert math.isfinite(bound.value) == known
 
 
-def test_what_no_number_of_rounds_reaches_is_said(results: Results) -> None:
+def test_a_target_that_no_number_of_rounds_reaches_is_shown_as_not_reached(results: Results) -> None:
     tight = growth_of(factor=1e-3)
     assert values_of(results, tight)[0] == [None] * 3
     assert find_values(results, tight)[0].fit is None
     assert "not reached" in render_tables(dataclasses.replace(results, growth=tight), "markdown")
 
 
-def test_private_runs_have_the_second_term(results: Any) -> None:
+def test_the_target_risk_of_private_runs_has_an_additional_privacy_term(results: Any) -> None:
     """√d/(ε n) is added where there is an ε: d = 3 in these results."""
     for cell in results.cells:
         cell["epsilon"] = 2.0
@@ -239,7 +241,7 @@ def test_a_scaling_that_cannot_be_computed_is_refused(change: dict[str, Any], re
         scenario(**change)
 
 
-def test_cells_in_the_journal_are_not_lost(tmp_path: Path) -> None:
+def test_cells_in_the_journal_of_a_killed_run_are_read_back(tmp_path: Path) -> None:
     """A run that was killed between two rewrites of results.json: its journal counts, a torn line does not."""
     whole = write_run(tmp_path / "whole")
     assert not (whole / "cells.jsonl").exists()
@@ -258,7 +260,7 @@ def test_a_run_without_a_scaling_table_does_not_import_scipys_statistics() -> No
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-def test_exponents_from_size_to_size() -> None:
+def test_exponents_between_adjacent_sizes_recover_an_inverse_square_root_risk() -> None:
     """A risk of 1/√n, times a factor of the seed's own, has -1/2 everywhere."""
     cells = [
         {"point": {"federation.samples": size}, "excess_risk": (1.0 + seed) * size**-0.5}

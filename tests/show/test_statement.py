@@ -41,7 +41,7 @@ def statement_of(cell: Cell, noise: Any = "simulation", count: int = 1) -> State
     return statement
 
 
-def test_every_mechanism_of_the_ledger_has_words() -> None:
+def test_every_mechanism_has_its_own_description_in_words() -> None:
     """Five of eight were shown as the name of a class."""
     assert all(kind.words.startswith(("Gaussian noise", "independent Gaussian")) for kind in MECHANISMS.values())
     assert len({kind.words for kind in MECHANISMS.values()}) == len(MECHANISMS) == 13
@@ -58,7 +58,7 @@ def test_a_release_says_who_drew_the_noise(trust: str, who: str) -> None:
     assert ("silo drew" in noise) == (trust != "trusted")
 
 
-def test_several_releases_of_the_same_records_say_what_they_cost_together() -> None:
+def test_several_real_releases_of_the_same_records_state_their_composed_mu() -> None:
     """Three runs of μ = 4 on a silo's records are 6.93: "μ = 4" alone overstates what is protected."""
     for kind, count in (("release", 3), ("release", 1), ("simulation", 3)):
         noise = statement_of(cell_of("trusted"), kind, count).noise
@@ -66,7 +66,7 @@ def test_several_releases_of_the_same_records_say_what_they_cost_together() -> N
             assert (part in noise) == (kind == "release" and count == 3)
 
 
-def test_releases_under_two_trust_settings_add_up() -> None:
+def test_releases_under_two_trust_settings_are_composed_in_both_statements() -> None:
     """They are two statements about one record."""
     cells = [cell_of("trusted"), cell_of("untrusted")]
     statements = make_statements(
@@ -90,13 +90,13 @@ def test_a_simulation_says_that_it_protects_nobody() -> None:
     ],
     ids=["clips", "clipped differences", "smoothness", "contraction"],
 )
-def test_what_the_figures_take_for_granted_about_the_loss(cell: Cell, words: str) -> None:
+def test_the_statement_lists_the_assumptions_on_the_loss_that_the_algorithm_needs(cell: Cell, words: str) -> None:
     (line,) = statement_of(cell).loss_assumptions
     assert words in line
 
 
 @pytest.mark.parametrize("relation", ["replace-one", "zero-out"])
-def test_figures_and_relation_are_those_of_the_releases(relation: str) -> None:
+def test_the_stated_mu_and_relation_come_from_the_releases_and_not_from_the_scenario(relation: str) -> None:
     """Half of the noise under the other relation: what was asked for must not be what is stated."""
     cell = cell_of(privacy={"relation": relation, "rho": 2.0})
     other = "zero-out" if relation == "replace-one" else "replace-one"
@@ -109,7 +109,7 @@ def test_figures_and_relation_are_those_of_the_releases(relation: str) -> None:
     assert stated["releases"] == [stream_to_data(stream) for stream in changed]
 
 
-def test_rho_is_written_where_the_paper_calls_mu_so() -> None:
+def test_rho_is_stated_only_for_the_algorithm_whose_paper_calls_mu_rho() -> None:
     """`rho` in results.json of any other algorithm reads as zCDP."""
     sgd = {"name": "dp-sgd", "trust": "untrusted", "clip": 1.0, "step": 0.1}
     for cell, rho in (
@@ -125,7 +125,7 @@ def test_rho_is_written_where_the_paper_calls_mu_so() -> None:
 @pytest.mark.parametrize(
     ("trust", "mode"), [*((trust, "gaussian") for trust in TRUSTS), ("untrusted", "none"), ("trusted", "none")]
 )
-def test_bytes_sent_are_those_of_a_message(trust: str, mode: str, dtype: str) -> None:
+def test_the_bytes_sent_per_coordinate_match_the_width_of_a_message(trust: str, mode: str, dtype: str) -> None:
     """Masked words take 8 bytes a coordinate, whatever the model is computed in."""
     privacy = {"relation": "replace-one", **({"mode": "none"} if mode == "none" else {"rho": 4.0})}
     cell = cell_of(trust, run={"dtype": dtype}, privacy=privacy)
@@ -142,7 +142,7 @@ def test_bytes_sent_are_those_of_a_message(trust: str, mode: str, dtype: str) ->
 
 
 @pytest.mark.parametrize("trust", TRUSTS)
-def test_an_exact_release_says_up_to_what_it_holds(trust: str) -> None:
+def test_an_integer_release_states_its_exactness_and_a_float_release_assumes_real_arithmetic(trust: str) -> None:
     """Claim, results and statement; floating point claims nothing but real numbers."""
     cell = cell_of(trust)
     for released, words in ((True, EXACT_ASSUMPTIONS), (False, "in real arithmetic")):
@@ -161,7 +161,7 @@ def test_an_exact_release_says_up_to_what_it_holds(trust: str) -> None:
             assert max(stream.slack for stream in streams) < 2.0**-60
 
 
-def test_ranges_that_a_scenario_declares_public_are_an_assumption() -> None:
+def test_table_ranges_declared_public_by_a_scenario_are_listed_as_an_assumption() -> None:
     """Before, no page of a run said by whose word they are public, nor what they tell if they were read."""
     record = privacy_data(cell_of(), streams_of(cell_of()), "simulation")
     results = results_of_records(record)

@@ -29,7 +29,7 @@ def results(tmp_path: Path) -> Any:
     return fedpriv.statistics(tree_of(path, table=tables, title=EVIL), out=tmp_path / "run")
 
 
-def test_names_of_a_plan_are_text_and_the_page_stands_alone(results: Any) -> None:
+def test_the_statistics_page_escapes_names_and_loads_nothing_external(results: Any) -> None:
     page = (results.run.folder / "statistics.html").read_text(encoding="utf-8")
     assert "<script" not in page
     assert "&lt;script&gt;" in page
@@ -38,7 +38,7 @@ def test_names_of_a_plan_are_text_and_the_page_stands_alone(results: Any) -> Non
     assert "μ = 1" in page
 
 
-def test_files_hold_what_python_returns(results: Any) -> None:
+def test_the_statistics_files_hold_the_results_that_python_returns(results: Any) -> None:
     data = json.loads((results.run.folder / "statistics.json").read_text(encoding="utf-8"))
     assert data == json.loads(json.dumps(results.data))
     assert data["mu"] == results.run.cells[0].privacy.mu
@@ -50,7 +50,7 @@ def test_files_hold_what_python_returns(results: Any) -> None:
         results.table("other")
 
 
-def test_a_dry_run_says_errors_and_price_and_leaves_nothing(
+def test_a_statistics_dry_run_prints_standard_errors_and_mu_and_writes_no_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -71,7 +71,7 @@ def test_a_dry_run_says_errors_and_price_and_leaves_nothing(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["plan.toml", "t.csv"]
 
 
-def test_a_column_may_have_the_name_of_a_figure() -> None:
+def test_a_data_column_called_value_keeps_its_labels_in_the_statistics_table() -> None:
     """Counts by a column "value" lost the label of every row."""
     counts = (TableEstimate(("red", "f"), 3.0, 1.0, 1.0, 5.0),)
     table = TableResult("colours", ("value", "sex"), "counts", 1.0, counts)

@@ -40,7 +40,7 @@ def lines_of(text: str, start: str) -> list[str]:
     return [line for line in text.splitlines() if line.startswith(start)]
 
 
-def test_markdown_beside_a_paper() -> None:
+def test_markdown_tables_with_published_values_match_the_expected_text() -> None:
     # fmt: off
     expected = """\
 ## A small run
@@ -69,7 +69,7 @@ Privacy: one record of a silo, replace-one neighbours, untrusted server: μ-GDP 
     assert render_tables(table_of(), "markdown") == expected
 
 
-def test_markdown_without_a_paper() -> None:
+def test_markdown_tables_without_published_values_match_the_expected_text() -> None:
     results = results_of({"federation.silos": [1, 100]}, [7, 8], lambda point, seed: (2.25 + 0.01 * seed, 0.5))
     assert render_tables(results, "markdown").split("\n\n")[1] == "\n".join(
         [
@@ -85,14 +85,14 @@ def test_markdown_without_a_paper() -> None:
     )
 
 
-def test_one_seed_has_no_spread() -> None:
+def test_a_table_of_one_seed_has_no_standard_deviation() -> None:
     text = render_tables(table_of(seeds=[1]), "markdown")
     assert "| 4         | 2.2560 [2.256, +0.0000] | 2.2660 [2.267, -0.0010] |" in text
     assert "±" not in text
     assert lines_of(text, "Metrics are of one seed, computed on engine vectorized. The largest differences to ")
 
 
-def test_an_unfinished_run_says_so_loudly() -> None:
+def test_a_table_of_an_unfinished_run_is_marked_incomplete_and_lists_missing_seeds() -> None:
     results = table_of(figures=without((4.0, 1, 2), (8.0, 10, 0), (8.0, 10, 1), (8.0, 10, 2)))
     text = render_tables(results, "markdown")
     missing = "Missing: ρ = 4, silos 1, seed 2; ρ = 8, silos 10, seeds 0, 1, 2."
@@ -108,7 +108,7 @@ def test_a_complete_run_is_not_called_incomplete() -> None:
     assert "INCOMPLETE" not in render_tables(table_of(), "markdown") + render_tables(table_of(), "latex")
 
 
-def test_a_run_before_its_first_cell() -> None:
+def test_a_table_of_a_run_before_its_first_cell_is_marked_incomplete() -> None:
     text = render_tables(table_of(figures=lambda point, seed: None), "markdown")
     assert "**INCOMPLETE: 0 of 12 cells are finished.**" in text
     assert "largest" not in text
@@ -123,7 +123,7 @@ def test_no_more_than_ten_missing_points_are_listed() -> None:
     assert line.endswith("; silos 10, seed 0; and 4 more points.")
 
 
-def test_another_axis_gets_a_table_a_value() -> None:
+def test_each_value_of_a_third_swept_key_has_its_own_table() -> None:
     trusts = ["untrusted", "trusted"]
     axes = {"privacy.rho": [4.0, 8.0], "algorithm.trust": trusts, "federation.silos": [1, 10]}
     text = render_tables(table_of(axes=axes), "markdown")
@@ -140,7 +140,7 @@ def test_only_published_metrics_have_tables() -> None:
     assert "accuracy" not in text
 
 
-def test_values_the_paper_does_not_have_stand_alone() -> None:
+def test_settings_without_a_published_value_show_only_the_measured_one() -> None:
     axes = {"privacy.rho": [4.0, 16.0], "federation.silos": [1]}
     text = render_tables(table_of(axes=axes, seeds=[1]), "markdown")
     assert "| 4         | 2.2560 [2.256, +0.0000] |" in text
@@ -157,7 +157,7 @@ def test_difference_is_measured_minus_published() -> None:
     assert above.difference == pytest.approx(2.262 - 2.250)
 
 
-def test_the_largest_difference_may_be_negative() -> None:
+def test_the_largest_difference_is_chosen_and_printed_by_absolute_value() -> None:
     text = render_tables(table_of(figures=lambda point, seed: (2.25, 0.7)), "markdown")
     # 2.25 - 2.267, 70 - 69.4
     assert "differences to published values are 0.0170 in test loss and 0.6 in test accuracy (%)." in text
@@ -169,7 +169,7 @@ def test_a_tiny_negative_difference_has_no_minus_sign() -> None:
     assert "-0.0000" not in text
 
 
-def test_standard_deviation_is_the_sample_one() -> None:
+def test_the_printed_standard_deviation_is_that_of_a_sample() -> None:
     summary = summarize([{"test_accuracy": value} for value in (0.5, 0.6, 0.8)], ACCURACY)
     assert summary is not None
     assert summary.std == pytest.approx(100 * statistics.stdev([0.5, 0.6, 0.8]))
@@ -177,7 +177,7 @@ def test_standard_deviation_is_the_sample_one() -> None:
     assert summarize([], ACCURACY) is None
 
 
-def test_csv_parses_back() -> None:
+def test_a_csv_table_parses_back_to_all_figures_of_its_rows() -> None:
     rows = list(csv.DictReader(io.StringIO(render_tables(table_of(), "csv"))))
     assert len(rows) == 8
     row = rows[2]
@@ -192,7 +192,7 @@ def test_csv_parses_back() -> None:
     assert float(rows[3]["mean"]) == pytest.approx(69.0)
 
 
-def test_csv_names_a_difference_of_any_seed() -> None:
+def test_csv_rows_are_marked_if_the_claim_of_any_seed_differs_from_the_ledger() -> None:
     """Before: "ok" unless the cell of the first seed was the one that differs."""
     results = dataclasses.replace(table_of(), differs=(4,))
     rows = list(csv.DictReader(io.StringIO(render_tables(results, "csv"))))
@@ -207,7 +207,7 @@ def test_csv_of_a_missing_point_has_no_figures() -> None:
     assert entries == ["0", "", "", "70.0", "", ""]
 
 
-def test_latex_is_booktabs() -> None:
+def test_latex_tables_use_booktabs_rules() -> None:
     first, second = render_tables(table_of(), "latex").split("\n\n")
     assert second.startswith(r"\begin{table}")
     expected = [
@@ -226,7 +226,7 @@ def test_latex_is_booktabs() -> None:
     assert first.splitlines()[4:] == expected
 
 
-def test_a_caption_of_latex_says_what_the_numbers_are() -> None:
+def test_a_latex_caption_states_seeds_unit_relation_trust_and_privacy_without_the_engine() -> None:
     """Before, it had no δ, unit, relation, trust and label, and named the engine."""
     first, second = render_tables(table_of(), "latex").split("\n\n")
     caption, label = first.splitlines()[2:4]
@@ -246,7 +246,7 @@ def test_a_caption_of_latex_says_what_the_numbers_are() -> None:
     assert (label, second.splitlines()[3]) == (r"\label{tab:small}", r"\label{tab:small-2}")
 
 
-def test_rows_of_latex_have_the_titles_of_papers() -> None:
+def test_latex_rows_have_the_published_titles_of_algorithms_and_trust_settings() -> None:
     axes = {"algorithm.name": ["dp-mu2-fl", "mine"], "algorithm.trust": ["untrusted", "secure-aggregation"]}
     text = render_tables(results_of(axes), "latex")
     assert r"DP-$\mu$$^2$-FL & untrusted server & 100" in text
@@ -255,7 +255,7 @@ def test_rows_of_latex_have_the_titles_of_papers() -> None:
     assert "dp-mu2-fl & 100" in render_tables(results_of({"model.kind": ["dp-mu2-fl"]}), "latex")
 
 
-def test_every_letter_of_a_caption_is_one_that_latex_has() -> None:
+def test_latex_tables_consist_of_ascii_characters_only() -> None:
     """Guarantee: sentences on privacy have no letter that pdflatex stops at."""
     text = render_tables(
         table_of(facts=lambda point: {"noise": "release", "holds": EXACT_ASSUMPTIONS, "attained": False}), "latex"
@@ -270,7 +270,7 @@ def test_latex_escapes_text() -> None:
     assert r"some\_key & silos & rounds" in text
 
 
-def test_privacy_lines() -> None:
+def test_a_table_has_one_privacy_line_for_private_and_one_for_noise_free_cells() -> None:
     def facts(point: Mapping[str, Any]) -> dict[str, Any]:
         return {} if point["privacy.mode"] == "gaussian" else {"mu": None, "epsilon": None, "noise": "none"}
 
@@ -284,7 +284,7 @@ def test_privacy_lines() -> None:
     assert "| no noise |        none |" in lines_of(text, "| none")[0]
 
 
-def test_a_line_of_exact_releases_says_up_to_what_they_hold() -> None:
+def test_the_privacy_line_of_integer_releases_states_mu_as_an_upper_bound() -> None:
     """They are within 2^-60 of what is claimed, so nothing about them is exactly μ-GDP."""
     facts = {"holds": EXACT_ASSUMPTIONS, "attained": False, "noise": "release"}
     results = results_of({"privacy.rho": [4.0]}, facts=lambda point: facts)
@@ -293,7 +293,7 @@ def test_a_line_of_exact_releases_says_up_to_what_they_hold() -> None:
     assert line.endswith(f"by the paper's formula, rounded up; release noise, {EXACT_ASSUMPTIONS}.")
 
 
-def test_names_are_short_unless_two_axes_share_one() -> None:
+def test_key_names_are_shortened_unless_two_swept_keys_share_the_short_name() -> None:
     for names in (
         {"privacy.rho": "ρ", "seed": "seed"},
         {"data.name": "data", "algorithm.name": "algorithm", "privacy.mu": "μ"},
@@ -305,11 +305,11 @@ def test_names_are_short_unless_two_axes_share_one() -> None:
 @pytest.mark.parametrize(
     ("value", "text"), [(4.0, "4"), (0.5, "0.5"), (1e-5, "1e-05"), (10, "10"), ("1.0", "1.0")]
 )
-def test_values_as_papers_print_them(value: Any, text: str) -> None:
+def test_swept_values_are_formatted_as_papers_print_them(value: Any, text: str) -> None:
     assert format_value(value) == text
 
 
-def test_a_guarantee_without_mu_is_none_the_less_a_guarantee() -> None:
+def test_a_poisson_sampled_run_shows_its_epsilon_and_is_not_called_noise_free() -> None:
     """Poisson sampling: no μ, and everywhere its ε; "no noise" is said of runs without any."""
     sampling = PoissonSampling(8, 8)
     sampled = ReleaseStream("server", IndependentGaussian(), sampling, 0.0, (1.0,) * 8, 1.0, "zero-out", 1.0)
@@ -329,14 +329,14 @@ def test_a_guarantee_without_mu_is_none_the_less_a_guarantee() -> None:
     assert "& none & 24 at 1e-05 &" in render_tables(results, "latex")
 
 
-def test_markup_in_a_label_is_no_markup_of_the_table() -> None:
+def test_html_in_a_title_is_escaped_in_a_markdown_table() -> None:
     """A page that shows table.md would run it: a label is somebody's who may be none of ours."""
     text = render_tables(replace(table_of(), title="<img src=x onerror=alert(1)>"), "markdown")
     assert "&lt;img src=x" in text
     assert "<" not in text
 
 
-def test_metrics_that_are_no_numbers_have_no_spread_and_are_shown_as_such() -> None:
+def test_summaries_of_nan_or_infinite_metrics_have_a_nan_standard_deviation() -> None:
     for values in ([math.nan, 1.0], [math.inf, 1.0], [math.inf, -math.inf]):
         summary = summarize([{LOSS.key: value} for value in values], LOSS)
         assert summary is not None
@@ -351,7 +351,7 @@ def test_a_diverged_seed_is_shown_as_nan() -> None:
     assert "nan ± nan" in render_tables(results, "markdown")
 
 
-def test_commas_bars_and_lines_in_the_name_of_a_site_are_parts_of_the_name() -> None:
+def test_commas_bars_and_line_breaks_in_a_site_name_do_not_break_its_table() -> None:
     sites = {
         "test_loss_mean_of_silos": 1.5,
         "test_loss_worst_silo": 2.0,

@@ -28,7 +28,7 @@ def made(**more: Any) -> Results:
     )
 
 
-def test_the_verdict_names_the_best_and_the_most_private_setting() -> None:
+def test_the_summary_names_the_best_setting_and_says_that_a_simulation_protects_nobody() -> None:
     said = describe_run(made())
     assert said.startswith("DP-μ²-FL trained softmax-regression on mnist: 100 silos, 600 rounds.")
     assert "The best test accuracy is 90.0 % (ρ = 4; " in said
@@ -44,7 +44,7 @@ def test_a_setting_that_diverged_is_not_the_best() -> None:
     )
 
 
-def test_a_real_release_is_told_from_a_simulation() -> None:
+def test_the_summary_of_a_real_release_names_secret_keys_and_no_simulation() -> None:
     said = describe_run(made(noise="release"))
     assert "simulation" not in said
     assert "secret keys of the operating systems" in said
@@ -72,7 +72,7 @@ def test_a_simulation_with_a_cell_without_noise_says_that_it_protects_nobody() -
     assert "This was a simulation with seeded noise: it protects nobody." in said
 
 
-def test_the_guess_is_not_said_of_cells_whose_guarantee_has_no_mu() -> None:
+def test_no_attack_success_is_stated_for_runs_with_a_guarantee_without_mu() -> None:
     """Before: beside a cell without noise, the best guess of the cells with a μ was said of all cells."""
     results = mixed(("simulation", "simulation"), mu=None, epsilon=9.0)
     third = {**results.cells[0], "seed": 2, "noise": "none", "mu": None, "epsilon": None}
@@ -81,7 +81,7 @@ def test_the_guess_is_not_said_of_cells_whose_guarantee_has_no_mu() -> None:
     assert "attacker" not in said
 
 
-def test_all_models_and_data_sets_are_named() -> None:
+def test_the_summary_names_all_models_and_data_sets() -> None:
     """Before: those of the first cell alone."""
     results = made()
     other = {**results.cells[1]["scenario"], "data": {"name": "emnist"}}
@@ -89,7 +89,7 @@ def test_all_models_and_data_sets_are_named() -> None:
     assert "softmax-regression on mnist and emnist: " in describe_run(dataclasses.replace(results, cells=cells))
 
 
-def test_nobody_holds_noise_that_does_not_exist_and_a_curator_holds_all() -> None:
+def test_the_party_table_lists_no_noise_for_noise_free_runs_and_all_records_for_a_curator() -> None:
     """Before: "noise from the scenario's seed" without noise, and a curator with nothing but silos' sums."""
     assert not any("noise from" in view.holds for view in list_party_views(made(noise="none")))
     _, server, _ = list_party_views(made(trust="secure-aggregation", noise="none"))
@@ -108,12 +108,12 @@ def test_a_run_without_noise_says_that_it_protects_nothing() -> None:
     assert "attacker" not in said
 
 
-def test_nothing_is_said_of_a_run_that_has_not_begun() -> None:
+def test_the_summary_of_a_run_without_finished_cells_says_only_that_none_is_finished() -> None:
     assert describe_run(results_of(AXES, figures=lambda point, seed: None)) == "No cell is finished yet."
 
 
 @pytest.mark.parametrize(("mu", "word"), [(0.3, "strong"), (1.0, "moderate"), (2.0, "weak"), (4.0, "next to no")])
-def test_words_for_protection_follow_the_best_guess(mu: float, word: str) -> None:
+def test_the_protection_level_in_words_follows_mu(mu: float, word: str) -> None:
     assert protection_level(mu) == word
 
 
@@ -125,7 +125,9 @@ def test_words_for_protection_follow_the_best_guess(mu: float, word: str) -> Non
         ("secure-aggregation", "the keys of its masks", "masked messages"),
     ],
 )
-def test_who_holds_the_noise_depends_on_the_trust(trust: str, silo: str, server: str) -> None:
+def test_the_party_table_gives_noise_keys_to_silos_or_server_by_trust_setting(
+    trust: str, silo: str, server: str
+) -> None:
     of_silo, of_server, of_others = list_party_views(made(trust=trust, noise="release"))
     assert silo in of_silo.holds
     assert server in of_server.sees
@@ -134,7 +136,7 @@ def test_who_holds_the_noise_depends_on_the_trust(trust: str, silo: str, server:
     assert of_others.holds == "nothing"
 
 
-def test_repeated_runs_compose() -> None:
+def test_the_epsilon_of_repeated_runs_follows_gaussian_composition() -> None:
     mus = {1.0: 0.5, 4.0: 1.0}
     rows = epsilon_of_repeated_runs(results_of(AXES, facts=lambda point: {"mu": mus[point["privacy.rho"]]}))
     assert [row[0] for row in rows] == ["0.5", "1"]
@@ -143,7 +145,7 @@ def test_repeated_runs_compose() -> None:
         assert [float(text) for text in row[1:]] == pytest.approx(composed, rel=1e-3)
 
 
-def test_an_epsilon_that_is_swept_is_said_once() -> None:
+def test_the_summary_states_a_swept_epsilon_once_for_each_setting() -> None:
     results = results_of(
         {"privacy.epsilon": [1.0, 4.0]},
         figures=lambda point, seed: (2.0, 0.1 * point["privacy.epsilon"]),

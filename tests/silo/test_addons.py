@@ -45,7 +45,7 @@ def test_the_core_imports_no_add_on(module: str) -> None:
     ("statistics", "evaluation", "loaded"),
     [((), None, []), (("age",), None, ["indicators", "plan"]), ((), 1, ["curves", "indicators", "roc"])],
 )
-def test_a_guard_loads_the_add_ons_that_its_policy_allows(
+def test_a_guard_imports_exactly_the_add_ons_that_its_policy_allows(
     statistics: tuple[str, ...], evaluation: int | None, loaded: list[str]
 ) -> None:
     """Before it sees a scenario: afterwards it admits none of another add-on (`Admission._why_unknown_code`)."""
@@ -69,7 +69,7 @@ print(sorted(name[3] for name in names if name[:2] == ["fedpriv", "addons"] and 
         ({"model": {"name": []}, "evaluation": {"curves": None}}, "None"),
     ],
 )
-def test_a_strangers_scenario_imports_no_add_on(tree: dict[str, Any], words: str) -> None:
+def test_a_scenario_naming_an_add_on_outside_the_policy_imports_no_code(tree: dict[str, Any], words: str) -> None:
     code = f"""
 import sys
 from types import SimpleNamespace as Some
@@ -83,7 +83,7 @@ print([name for name in sys.modules if name.startswith("fedpriv.addons")])
     assert imported == "[]"
 
 
-def test_a_run_of_the_ledger_is_planned_again_after_its_add_on_is_allowed_no_more() -> None:
+def test_repricing_a_past_run_ignores_that_its_add_on_is_no_longer_allowed() -> None:
     """Else its price would be 0 where today's accounting says more than what was charged."""
     policy = cast(Policy, SimpleNamespace(allow=SimpleNamespace(models=(), algorithms=(), statistics=())))
     admission = cast(Admission, SimpleNamespace(policy=policy))
@@ -91,7 +91,7 @@ def test_a_run_of_the_ledger_is_planned_again_after_its_add_on_is_allowed_no_mor
     assert Admission._why_unknown_code(admission, tree, recalled=True) is None
 
 
-def test_a_model_of_raw_cells_without_a_guard_row_is_refused() -> None:
+def test_a_model_that_reads_raw_table_cells_without_a_registered_guard_check_is_refused() -> None:
     """An add-on that forgets its guard row would be asked nothing: admission fails closed."""
 
     def reason_of(**row: Any) -> str | None:
@@ -102,7 +102,7 @@ def test_a_model_of_raw_cells_without_a_guard_row_is_refused() -> None:
     assert reason_of(of_cells=False, guard=None) is None
 
 
-def test_a_model_of_somebody_elses_under_the_guard_row_of_statistics_is_refused() -> None:
+def test_a_third_party_model_reusing_the_statistics_guard_check_is_refused() -> None:
     """It would read all raw cells of a policy that names no column."""
     model = SimpleNamespace(
         name="theirs", settings=object(), row=SimpleNamespace(of_cells=True, guard="statistics")
@@ -111,14 +111,14 @@ def test_a_model_of_somebody_elses_under_the_guard_row_of_statistics_is_refused(
     assert reason == "model.name = 'theirs' reads raw cells, and is none of fedpriv's statistics"
 
 
-def test_everything_that_is_named_is_there() -> None:
+def test_every_registered_add_on_part_and_command_can_be_loaded() -> None:
     for kind, names in ADD_ON_PARTS.items():
         for name in names:
             assert load_add_on_part(kind, name) is not None
     assert all(callable(find_register(module)) for module in COMMANDS)
 
 
-def test_an_add_on_with_a_command_is_one_file_and_one_line(tmp_path: Path) -> None:
+def test_the_documented_add_on_command_works_after_adding_one_file_and_one_line(tmp_path: Path) -> None:
     """The one of the page on the architecture, run by the command line of a copy."""
     page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
     file = page.partition("\n### An add-on\n")[2].partition("```python\n")[2].partition("```")[0]
@@ -138,7 +138,7 @@ def test_an_add_on_with_a_command_is_one_file_and_one_line(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("command", [name for names in COMMANDS.values() for name in names])
-def test_without_the_folder_a_command_says_what_it_lacks(command: str) -> None:
+def test_a_command_of_an_add_on_that_is_not_installed_fails_in_one_line(command: str) -> None:
     done = python(f"{WITHOUT}\nfrom fedpriv.cli import main\nmain()", *command.split(), "x", "--y")
     assert done.returncode == InputError.exit_code
     assert done.stdout == ""
@@ -146,12 +146,12 @@ def test_without_the_folder_a_command_says_what_it_lacks(command: str) -> None:
     assert done.stderr.count("\n") == 1
 
 
-def test_without_the_folder_a_scenario_that_names_an_add_on_says_what_it_lacks() -> None:
+def test_a_scenario_naming_an_add_on_that_is_not_installed_says_which_one_is_missing() -> None:
     done = python(f"{WITHOUT}\nfrom fedpriv.loss.models import find_model\nfind_model('statistics')")
     assert "model 'statistics': it is of the add-on 'statistics', which this installation lacks" in done.stderr
 
 
-def test_without_the_folder_a_scenario_runs(tmp_path: Path) -> None:
+def test_a_scenario_without_add_ons_runs_where_none_is_installed(tmp_path: Path) -> None:
     code = f"{WITHOUT}\nfrom fedpriv.cli import main\nmain()"
     small = ["--set", "federation.rounds=4", "--set", "data.name=synthetic", "--set", "run.evaluations=1"]
     command = ["run", "scenarios/quickstart.toml", *small, "--set", "seeds=[1]", "--out", str(tmp_path / "run")]

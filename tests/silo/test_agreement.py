@@ -50,7 +50,7 @@ def preview(guard: Guard, run: str, cell: str) -> str:
         ("{", {}),
     ],
 )
-def test_a_question_whether_a_run_would_be_refused_charges_opens_and_reads_nothing(
+def test_an_admission_preview_charges_nothing_opens_no_run_and_reads_no_records(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cell: str, allow: dict[str, Any]
 ) -> None:
     """Asked for ever, by a server that picks every scenario, before and while a run is under way."""
@@ -63,7 +63,7 @@ def test_a_question_whether_a_run_would_be_refused_charges_opens_and_reads_nothi
     assert guard._ledger.list_runs() == []
 
 
-def test_a_run_is_agreed_to_exactly_if_its_first_round_would_be_answered(tmp_path: Path) -> None:
+def test_an_admission_preview_agrees_exactly_if_round_1_would_be_answered(tmp_path: Path) -> None:
     guard = guard_at(tmp_path, budget=4.0, runs=3)
     cheap = cell_json(privacy={"relation": "replace-one", "mu": 1.0})
     assert preview(guard, "one", CELL) == "yes"
@@ -79,7 +79,7 @@ def test_a_run_is_agreed_to_exactly_if_its_first_round_would_be_answered(tmp_pat
     assert digests(tmp_path) == before
 
 
-def test_a_run_that_was_ended_before_its_last_round_is_not_agreed_to(tmp_path: Path) -> None:
+def test_an_admission_preview_refuses_a_run_ended_before_its_last_round(tmp_path: Path) -> None:
     """Was: agreed to, so that others were asked for a round that this silo refuses."""
     guard = guard_at(tmp_path)
     guard.answer("run", CELL, 1, ZERO)
@@ -92,7 +92,7 @@ def test_a_run_that_was_ended_before_its_last_round_is_not_agreed_to(tmp_path: P
 
 @pytest.mark.parametrize("disk", ["ledger", "mark"])
 @pytest.mark.parametrize("number", [errno.EROFS, errno.ENOSPC, errno.EIO, errno.EACCES])
-def test_guarantee_a_silo_that_cannot_write_agrees_to_nothing(
+def test_guarantee_a_silo_that_cannot_write_its_ledger_or_rollback_mark_refuses_every_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, disk: str, number: int
 ) -> None:
     """Was: agreed to, and other silos were charged for a round that this one could not answer."""
@@ -116,7 +116,7 @@ def test_guarantee_a_silo_that_cannot_write_agrees_to_nothing(
     assert sorted(path.name for path in tmp_path.rglob("*")) == before
 
 
-def test_a_silo_without_room_for_a_round_agrees_to_nothing(
+def test_an_admission_preview_fails_without_disk_space_for_a_round(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     guard, usage = guard_at(tmp_path), shutil.disk_usage(tmp_path)
@@ -125,7 +125,7 @@ def test_a_silo_without_room_for_a_round_agrees_to_nothing(
         assert word in preview(guard, "run", CELL)
 
 
-def test_the_answer_does_not_depend_on_what_the_records_are(tmp_path: Path) -> None:
+def test_an_admission_preview_does_not_depend_on_the_records(tmp_path: Path) -> None:
     one, other = (guard_at(tmp_path / name) for name in "12")
     (tmp_path / "2" / "shard-0.npz").unlink()
     for cell in (CELL, COSTLY):
@@ -142,7 +142,7 @@ def header_of(cell: str, version: int = PROTOCOL_VERSION, fedpriv: str = "1") ->
     return {"agree": True, "run": "run", "cell": cell, "protocol": version, "fedpriv": fedpriv}
 
 
-def test_evaluations_have_to_be_agreed_to_too(tmp_path: Path) -> None:
+def test_an_admission_preview_covers_the_evaluations_of_a_run(tmp_path: Path) -> None:
     path, header = write_tested(tmp_path), header_of(SCENARIO)
     desk, before = desk_of(path, guards_of(path)), digests(tmp_path)
     assert desk._answer(header, bytearray()).header == {"agree": True}
@@ -154,7 +154,7 @@ def test_evaluations_have_to_be_agreed_to_too(tmp_path: Path) -> None:
     assert digests(tmp_path) == before
 
 
-def test_a_supernode_of_another_version_than_its_guard_is_told(tmp_path: Path) -> None:
+def test_a_supernode_with_another_protocol_version_than_its_guard_is_refused(tmp_path: Path) -> None:
     path, header = write_silo(tmp_path), header_of(CELL, PROTOCOL_VERSION + 1, "0.9\x1b[2J")
     mismatch = r"guard runs fedpriv .* \(protocol 4\), its SuperNode 0\.9\\x1b\[2J \(protocol 5"
     with pytest.raises(RunError, match=mismatch):

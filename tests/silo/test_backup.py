@@ -80,7 +80,9 @@ def put_back(policy: Path) -> Callable[[], Guard]:
     return restored
 
 
-def test_guarantee_ledger_and_mark_put_back_together_are_refused_where_a_server_remembers(policy: Path) -> None:
+def test_guarantee_a_rollback_of_ledger_and_mark_is_refused_to_a_server_with_newer_checkpoints(
+    policy: Path,
+) -> None:
     """Gains: the budget since the snapshot once more; nothing on the silo's machine could tell."""
     snapshot, guard = put_back(policy), guard_of(policy)
     ask(guard, "b", 4)
@@ -92,7 +94,7 @@ def test_guarantee_ledger_and_mark_put_back_together_are_refused_where_a_server_
     assert torch.isfinite(ask(again, "b", 4)).all(), "for another server all is as it was"
 
 
-def test_guarantee_a_ledger_that_was_put_back_and_went_on_is_refused_too(policy: Path) -> None:
+def test_guarantee_a_rolled_back_ledger_with_different_later_commits_is_refused(policy: Path) -> None:
     """As many commits as the server remembers, and others."""
     snapshot, guard = put_back(policy), guard_of(policy)
     ask(guard, "b", 4)
@@ -104,7 +106,7 @@ def test_guarantee_a_ledger_that_was_put_back_and_went_on_is_refused_too(policy:
     assert torch.isfinite(ask(same, "b", 5, seen)).all(), "asked the same, it is the same ledger again"
 
 
-def test_what_a_server_remembers_of_before_and_of_other_ledgers_is_no_reason_to_refuse(policy: Path) -> None:
+def test_checkpoints_of_earlier_commits_and_of_other_ledgers_cause_no_refusal(policy: Path) -> None:
     guard = guard_of(policy)
     others = [Checkpoint(f"{n:032x}", 2**64 - 1, bytes(32)).wire_bytes for n in range(MAX_CHECKPOINTS - 1)]
     for run, t in (("a", 1), ("a", 8), ("b", 3)):
@@ -113,7 +115,7 @@ def test_what_a_server_remembers_of_before_and_of_other_ledgers_is_no_reason_to_
 
 
 @pytest.mark.parametrize("seen", [b"x", bytes(55), bytes(MAX_CHECKPOINT_BYTES + 56)], ids=len)
-def test_what_is_no_commit_is_refused_and_changes_nothing(policy: Path, seen: bytes) -> None:
+def test_malformed_or_unknown_checkpoints_are_refused_without_side_effects(policy: Path, seen: bytes) -> None:
     guard = guard_of(policy)
     refuse(guard, r"^silo 0 refuses: .* bytes are no checkpoints$", "b", 4, seen)
     (mine,) = unpack_checkpoints(checkpoint(guard, "b", 3))
@@ -122,7 +124,7 @@ def test_what_is_no_commit_is_refused_and_changes_nothing(policy: Path, seen: by
     assert torch.isfinite(ask(guard, "b", 4)).all()
 
 
-def test_guarantee_a_commit_that_is_told_is_no_function_of_records(tmp_path: Path) -> None:
+def test_guarantee_checkpoints_of_the_same_records_and_queries_differ_between_ledgers(tmp_path: Path) -> None:
     """With the key unknown a head is random: the same records and questions have others each time."""
     guards = [guard_for(tmp_path / name, *random_records(), budget=7.0) for name in "ab"]
     for guard in guards:
@@ -132,7 +134,7 @@ def test_guarantee_a_commit_that_is_told_is_no_function_of_records(tmp_path: Pat
     assert one.head != other.head
 
 
-def test_a_server_remembers_the_last_commit_of_each_of_a_few_ledgers() -> None:
+def test_a_server_remembers_the_newest_checkpoint_of_a_bounded_number_of_ledgers() -> None:
     known = b""
     for number in range(MAX_CHECKPOINTS + 2):
         known = update_checkpoints(known, Checkpoint(f"{number:032x}", 1, bytes(32)).wire_bytes)
@@ -179,7 +181,7 @@ def test_a_backup_has_every_charge_and_no_key_state_or_reply(policy: Path, tmp_p
         guard_of(policy)
 
 
-def test_a_backup_of_the_last_commit_comes_back_as_it_was(policy: Path) -> None:
+def test_restoring_a_backup_of_the_last_commit_preserves_the_charges_and_ends_open_runs(policy: Path) -> None:
     seen = checkpoint(guard_of(policy), "b", 3)
     assert "its mark says that nothing was released since" in command("restore", policy, lose_ledger(policy))
     guard = guard_of(policy)
@@ -191,7 +193,7 @@ def test_a_backup_of_the_last_commit_comes_back_as_it_was(policy: Path) -> None:
 
 
 @pytest.mark.parametrize("mark", ["newer", "gone", "damaged", "another's"])
-def test_guarantee_a_backup_that_may_lack_a_release_costs_the_whole_budget(
+def test_guarantee_restoring_a_backup_that_may_lack_a_release_charges_the_whole_budget(
     policy: Path, tmp_path: Path, mark: str
 ) -> None:
     """Gains: what was released after the backup once more, by a disk that failed."""
@@ -220,7 +222,7 @@ def test_guarantee_a_backup_that_may_lack_a_release_costs_the_whole_budget(
     assert torch.isfinite(ask(decided, "e", 1, seen)).all(), "a person has decided, and it is a new ledger"
 
 
-def test_a_ledger_whose_mark_is_lost_begins_again_from_itself_at_the_whole_budget(
+def test_restoring_a_ledger_without_its_rollback_mark_charges_the_whole_budget(
     policy: Path, tmp_path: Path
 ) -> None:
     policy.with_name(LEDGER + ".mark").unlink()
@@ -231,7 +233,9 @@ def test_a_ledger_whose_mark_is_lost_begins_again_from_itself_at_the_whole_budge
     refuse(guard_of(policy), "the budget is 7", "c", 1)
 
 
-def test_a_journal_of_the_lost_ledger_is_not_played_into_the_restored_one(policy: Path, tmp_path: Path) -> None:
+def test_a_journal_of_the_lost_ledger_is_not_replayed_into_the_restored_ledger(
+    policy: Path, tmp_path: Path
+) -> None:
     guard = guard_of(policy)
     back_up_ledgers(policy, tmp_path / "kept")
     guard._ledger.close()
@@ -251,7 +255,9 @@ def test_a_journal_of_the_lost_ledger_is_not_played_into_the_restored_one(policy
     assert policy.with_name(LEDGER + "-journal.lost").read_bytes() == journal
 
 
-def test_a_restore_is_refused_over_a_ledger_and_from_what_is_damaged(policy: Path, tmp_path: Path) -> None:
+def test_a_restore_is_refused_over_an_existing_ledger_and_from_a_damaged_backup(
+    policy: Path, tmp_path: Path
+) -> None:
     def refuse_restore(reason: str) -> None:
         with pytest.raises(InputError, match=reason) as refusal:
             list(restore_ledgers(policy, tmp_path / "kept"))

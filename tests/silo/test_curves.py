@@ -50,7 +50,9 @@ def planned(cell: Cell) -> EvaluationPlan:
 
 
 @pytest.mark.parametrize("trust", ["untrusted", "trusted"])
-def test_engines_give_the_same_figures(tmp_path: Path, trust: str) -> None:
+def test_engines_agree_on_roc_metrics_and_integer_arithmetic_agrees_at_negligible_noise(
+    tmp_path: Path, trust: str
+) -> None:
     """And integers, with noise that is next to nothing in both, give those of the records.
 
     Integers have other noise than floats, and on another processor again other: its key has the query's bits.
@@ -71,7 +73,7 @@ def test_engines_give_the_same_figures(tmp_path: Path, trust: str) -> None:
     assert 0.2 < vectorized["test_loss"] < 0.7
 
 
-def test_evaluations_are_charged_for_the_distance_that_is_proved(tmp_path: Path) -> None:
+def test_curve_evaluations_are_charged_at_the_proved_increment_diameter_for_the_target_mu(tmp_path: Path) -> None:
     once, often = (planned(cell_of(tmp_path, evaluations=count)).plan for count in (1, 4))
     assert once.increment_diameter == often.increment_diameter == pytest.approx(math.sqrt(8.0 / 3.0), rel=1e-5)
     for plan, count in ((once, 1), (often, 4)):
@@ -88,7 +90,7 @@ class Liar(CurveScores):
         return 0.1
 
 
-def test_no_other_class_of_scores_is_believed(tmp_path: Path) -> None:
+def test_a_subclass_declaring_a_smaller_diameter_is_accounted_at_the_general_bound(tmp_path: Path) -> None:
     evaluation = planned(cell_of(tmp_path))
     scores, plan = evaluation.scores, evaluation.plan
     assert isinstance(scores, CurveScores)
@@ -114,7 +116,7 @@ def text_of(cell: Cell, **curves: Any) -> str:
     return json.dumps(tree, sort_keys=True)
 
 
-def test_a_guard_answers_once_and_charges_what_was_planned(tmp_path: Path) -> None:
+def test_a_repeated_curve_evaluation_gets_the_same_reply_and_is_charged_once(tmp_path: Path) -> None:
     cell = cell_of(tmp_path)
     guard, model = guard_at(tmp_path / "own", own_rows()), load_task(cell).objective.initial()
     first = guard.answer("run", text_of(cell), 1, model)
@@ -137,7 +139,7 @@ def test_a_guard_answers_once_and_charges_what_was_planned(tmp_path: Path) -> No
         ({"threshold": 2.0}, "threshold = 2.0: expected a number of at most 0.999"),
     ],
 )
-def test_hostile_tables_are_refused_and_nothing_is_charged(
+def test_invalid_curve_settings_are_refused_before_anything_is_charged(
     tmp_path: Path, curves: dict[str, Any], reason: str
 ) -> None:
     cell = cell_of(tmp_path)
@@ -154,7 +156,9 @@ def sums(plan: Plan, guard: Guard, cell: Cell, model: torch.Tensor) -> torch.Ten
 
 @pytest.mark.every(3)
 @pytest.mark.parametrize("change", [{"outcome": "ill"}, {"sex": "m", "age": "21"}, {"part": "train"}])
-def test_files_that_differ_in_one_row_stay_within_the_certificate(tmp_path: Path, change: dict[str, str]) -> None:
+def test_sums_of_files_that_differ_in_one_row_stay_within_the_certified_distance(
+    tmp_path: Path, change: dict[str, str]
+) -> None:
     """Guarantee: in integers, for models that are as sure as they like."""
     cell, records = cell_of(tmp_path), own_rows()
     plan = planned(cell).plan
@@ -171,13 +175,13 @@ def test_files_that_differ_in_one_row_stay_within_the_certificate(tmp_path: Path
     assert 0.5 < max(distances) <= plan.increment_diameter
 
 
-def test_curves_of_labels_that_have_none_are_refused(tmp_path: Path) -> None:
+def test_roc_curves_of_more_than_two_classes_are_refused(tmp_path: Path) -> None:
     three = cell_of(tmp_path, data={"table": {**SCHEMA, "classes": ["well", "ill", "unknown"]}})
     with pytest.raises(InputError, match="two classes"):
         planned(three)
 
 
-def test_without_curves_an_evaluation_is_what_it_was(tmp_path: Path) -> None:
+def test_an_evaluation_without_curves_has_plain_summed_scores_and_increment_diameter_two(tmp_path: Path) -> None:
     cell = cell_of(tmp_path, curves=None)
     assert type(planned(cell).scores) is SummedScores
     assert planned(cell).plan.increment_diameter == 2.0

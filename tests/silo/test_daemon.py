@@ -81,7 +81,7 @@ def answer_at(socket: Path, t: int = 1) -> Any:
 
 
 @pytest.mark.slow
-def test_the_socket_is_given_to_the_group_that_may_ask(tmp_path: Path) -> None:
+def test_the_socket_of_a_guard_is_accessible_to_the_group_in_its_policy(tmp_path: Path) -> None:
     path = write_silo(tmp_path)
     group = grp.getgrgid(os.getgid()).gr_name
     path.write_text(path.read_text().replace("[allow]", f'group = "{group}"\n[allow]'))
@@ -371,7 +371,7 @@ def test_a_guard_process_serves_from_its_start_on(tmp_path: Path, monkeypatch: p
 
 @pytest.mark.slow
 @pytest.mark.parametrize("trust", in_parts(["untrusted", "secure-aggregation"], ["secure-aggregation"]))
-def test_a_whole_run_through_guards_that_are_killed_and_restarted(
+def test_a_run_completes_through_guards_that_are_killed_and_restarted(
     tmp_path: Path, daemons: list["subprocess.Popen[str]"], trust: str
 ) -> None:
     """Three real guard processes behind the real ClientApp and strategy; one is killed hard twice, mid-run."""
@@ -418,7 +418,7 @@ def test_a_whole_run_through_guards_that_are_killed_and_restarted(
 
 
 @pytest.mark.slow
-def test_the_daemon_survives_nonsense_and_clients_that_vanish(tmp_path: Path) -> None:
+def test_a_guard_process_survives_malformed_frames_and_disconnected_clients(tmp_path: Path) -> None:
     path = tmp_path / "0.sock"
     with answering(write_silo(tmp_path)) as (process,):
         assert path.stat().st_mode & 0o077 == 0
@@ -468,7 +468,7 @@ class Clock:
 @pytest.mark.parametrize(
     ("tick", "moments"), [(0.05, [0.05, 0.1, 0.2, 0.35]), (0.0, [0.013, 0.062, 0.113, 0.233])]
 )
-def test_replies_and_refusals_leave_at_multiples_of_the_tick(
+def test_replies_and_refusals_are_sent_only_at_multiples_of_the_policy_tick(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tick: float, moments: list[float]
 ) -> None:
     """Guarantee: a request takes a whole multiple of `allow.tick`, and nothing else is begun until then."""
@@ -506,7 +506,7 @@ def test_replies_and_refusals_leave_at_multiples_of_the_tick(
 
 
 @pytest.mark.slow
-def test_a_second_guard_leaves_the_first_its_socket(tmp_path: Path) -> None:
+def test_a_second_guard_on_one_socket_is_refused_and_the_first_still_answers(tmp_path: Path) -> None:
     """It took it without a word, and left a dead one when it ended."""
     path = write_silo(tmp_path)
     with answering(path):
@@ -523,7 +523,7 @@ def test_a_second_guard_leaves_the_first_its_socket(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["shard-0.npz", "folder"])
-def test_a_socket_replaces_no_file(tmp_path: Path, name: str) -> None:
+def test_a_guard_does_not_replace_a_file_by_its_socket(tmp_path: Path, name: str) -> None:
     """Gains: the silo's records are gone because of a wrong path in the policy."""
     path = write_silo(tmp_path)
     (tmp_path / "folder").mkdir()
@@ -554,7 +554,7 @@ def test_a_guard_that_does_not_start_leaves_no_socket(tmp_path: Path) -> None:
     assert not (tmp_path / "0.sock").exists()
 
 
-def test_health_of_a_guard_is_that_of_its_disks_and_its_socket(
+def test_a_guard_is_unhealthy_without_a_writable_disk_its_socket_or_progress(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Was: that its loop turned, while no round could be stored and another file was at its socket's place."""
@@ -582,7 +582,7 @@ def test_health_of_a_guard_is_that_of_its_disks_and_its_socket(
             assert ("one answer for more than 900 s" in str(desk._why_unhealthy())) is is_stuck
 
 
-def test_a_service_manager_is_told_when_a_guard_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_ready_guard_notifies_its_service_manager(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
         manager.bind(str(tmp_path / "notify"))
         manager.settimeout(10.0)
@@ -600,7 +600,7 @@ def test_a_service_manager_is_told_when_a_guard_answers(tmp_path: Path, monkeypa
             assert manager.recv(100) == b"READY=1"
 
 
-def test_a_guard_at_which_others_wait_is_there(tmp_path: Path) -> None:
+def test_a_socket_with_a_full_backlog_counts_as_listening(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as listener, ExitStack() as waiting:
         listener.bind(str(tmp_path / "busy.sock"))
         listener.listen(0)
@@ -613,7 +613,9 @@ def test_a_guard_at_which_others_wait_is_there(tmp_path: Path) -> None:
     assert not is_listening(tmp_path / "busy.sock"), "nobody listens any more"
 
 
-def test_health_and_nonsense_are_answered_at_ticks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_health_and_malformed_requests_are_answered_at_multiples_of_the_policy_tick(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Gains: when the guard was busy, from a thread that shares the interpreter with it."""
     desk = desk_of(tmp_path, SimpleNamespace(peer_count=0), tick=0.25)
     monkeypatch.setattr(daemon.time, "monotonic", lambda: 10.1)
@@ -628,7 +630,7 @@ def test_health_and_nonsense_are_answered_at_ticks(tmp_path: Path, monkeypatch: 
 
 
 @pytest.mark.parametrize("begun", [b"", (8).to_bytes(4, "big") + b"0"], ids=["no-query", "one-byte"])
-def test_clients_that_are_silent_after_their_header_keep_no_place_from_others(
+def test_clients_that_stall_after_their_header_do_not_block_other_clients(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, begun: bytes
 ) -> None:
     """Gains: 4 connections of a header each kept a guard from every other client for 20 s, again and again.

@@ -47,7 +47,7 @@ def exact_means(path: Path, model: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.slow
-def test_an_evaluation_is_of_the_test_records_and_noisy_as_the_plan_says(tmp_path: Path) -> None:
+def test_an_evaluation_scores_the_test_records_with_the_noise_of_the_plan(tmp_path: Path) -> None:
     """30 guards with keys of the system's: errors of 60 numbers in standard deviations, a χ² of 60 degrees."""
     std, squares = float(planned().plan.noise.std_of(0)), []
     for number in range(30):
@@ -57,13 +57,13 @@ def test_an_evaluation_is_of_the_test_records_and_noisy_as_the_plan_says(tmp_pat
     assert 26.0 < float(sum(squares)) < 112.0  # false alarm 1e-4
 
 
-def test_a_loss_and_an_accuracy_come_out_where_noise_is_next_to_nothing(tmp_path: Path) -> None:
+def test_an_evaluation_with_negligible_noise_returns_the_exact_mean_scores(tmp_path: Path) -> None:
     path = write_tested(tmp_path, evaluation={"budget": 1e4})
     scores = evaluator(path).answer("run", NEARLY_EXACT, 1, MODEL)
     torch.testing.assert_close(scores, exact_means(path, MODEL), atol=1e-3, rtol=0.0)
 
 
-def test_a_repeated_question_gets_the_same_bytes_is_charged_once_and_another_model_is_refused(
+def test_a_repeated_evaluation_gets_the_same_bytes_at_one_charge_and_another_model_is_refused(
     tmp_path: Path,
 ) -> None:
     guard = evaluator(path := write_tested(tmp_path))
@@ -75,7 +75,9 @@ def test_a_repeated_question_gets_the_same_bytes_is_charged_once_and_another_mod
     assert torch.equal(evaluator(path).answer("run", SCENARIO, 1, MODEL), first)  # a guard that was restarted
 
 
-def test_a_restarted_guard_goes_on_and_the_last_evaluation_wipes_the_key(tmp_path: Path) -> None:
+def test_a_restarted_guard_continues_evaluating_and_wipes_the_key_after_the_last_evaluation(
+    tmp_path: Path,
+) -> None:
     path, rounds = write_tested(tmp_path), range(1, EVALUATIONS + 1)
     answers = [evaluator(path).answer("run", SCENARIO, k, MODEL * k) for k in rounds]
     assert len({tuple(answer.tolist()) for answer in answers}) == EVALUATIONS
@@ -86,7 +88,7 @@ def test_a_restarted_guard_goes_on_and_the_last_evaluation_wipes_the_key(tmp_pat
 
 
 @pytest.mark.slow
-def test_a_thousand_evaluations_are_refused_after_the_budget(tmp_path: Path) -> None:
+def test_repeated_evaluations_under_new_run_names_never_exceed_the_budget(tmp_path: Path) -> None:
     """A new run's name each time, as cheap as it comes: what was charged never exceeds the budget."""
     guard, answered = evaluator(write_tested(tmp_path, evaluation={"budget": 0.5})), 0
     cheap = cell_json(evaluation={"records": 30, "mu": 0.15})
@@ -126,7 +128,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("scenario", "evaluation", "reason"), REFUSED)
-def test_what_a_policy_does_not_allow_is_refused_in_public_words(
+def test_evaluations_outside_the_policy_are_refused_without_any_cost(
     tmp_path: Path, scenario: str, evaluation: dict[str, Any], reason: str
 ) -> None:
     guard = evaluator(write_tested(tmp_path, evaluation=evaluation))
@@ -135,7 +137,7 @@ def test_what_a_policy_does_not_allow_is_refused_in_public_words(
     assert torch.isfinite(fine).all()  # a refusal costs nothing and breaks nothing
 
 
-def test_exact_sums_leave_only_where_the_policy_gives_up_all_protection(tmp_path: Path) -> None:
+def test_evaluations_without_noise_are_released_only_under_a_policy_that_allows_no_noise(tmp_path: Path) -> None:
     guard = evaluator(path := write_tested(tmp_path, trust="trusted"))
     refused(guard, "the scenario has nobody add noise", EXACT, query=MODEL)
     sums = guard.answer("noised", SUMMED, 1, MODEL)
@@ -145,7 +147,9 @@ def test_exact_sums_leave_only_where_the_policy_gives_up_all_protection(tmp_path
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
-def test_a_model_that_is_not_finite_is_refused_and_a_huge_one_tells_no_more(tmp_path: Path, bad: float) -> None:
+def test_a_model_that_is_not_finite_is_refused_and_scores_of_a_huge_model_are_bounded(
+    tmp_path: Path, bad: float
+) -> None:
     guard, model = evaluator(write_tested(tmp_path)), MODEL.clone()
     model[7] = bad
     refused(guard, "has values that are not finite", SCENARIO, query=model)
@@ -153,7 +157,7 @@ def test_a_model_that_is_not_finite_is_refused_and_a_huge_one_tells_no_more(tmp_
     assert float(scores.abs().max()) < 0.5 + 10.0 * float(planned().plan.noise.std_of(0))
 
 
-def test_neighbours_integer_sums_differ_by_no_more_than_is_accounted_for(tmp_path: Path) -> None:
+def test_integer_evaluation_sums_of_neighbouring_records_differ_by_at_most_two_clip_norms(tmp_path: Path) -> None:
     """Models chosen so that one record is as far from its exchanged self as it can be."""
     evaluation, generator = planned().plan, np.random.default_rng(0)
     (norm,) = evaluation.required_exact_plan.norms(1)
@@ -180,7 +184,7 @@ def test_neighbours_integer_sums_differ_by_no_more_than_is_accounted_for(tmp_pat
             assert difference.any()  # it is not a comparison of the same
 
 
-def test_training_and_evaluation_share_no_record_no_budget_and_no_ledger(tmp_path: Path) -> None:
+def test_training_and_evaluation_have_separate_records_budgets_and_ledgers(tmp_path: Path) -> None:
     path = write_tested(tmp_path)
     guards = guards_of(path)
     assert guards.tests is not None
@@ -194,7 +198,7 @@ def test_training_and_evaluation_share_no_record_no_budget_and_no_ledger(tmp_pat
     assert charged(ledger_of(path)) == pytest.approx([1.0])
 
 
-def test_changed_training_records_change_no_evaluation(tmp_path: Path) -> None:
+def test_replacing_the_training_records_does_not_change_an_evaluation(tmp_path: Path) -> None:
     """What a server gets of test records is a function of them alone: exactly, with the noise all but gone."""
     paths = [write_tested(tmp_path / name, evaluation={"budget": 1e4}) for name in ("a", "b")]
     change_shard(tmp_path / "b", images=255 - np.load(tmp_path / "b" / "shard-0.npz")["images"])
@@ -202,7 +206,7 @@ def test_changed_training_records_change_no_evaluation(tmp_path: Path) -> None:
     torch.testing.assert_close(one, other, atol=2e-3, rtol=0.0)
 
 
-def test_records_are_read_only_after_the_question_is_on_file(
+def test_an_evaluation_query_is_stored_before_its_records_are_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A guard that dies between: the same question is answered, another one never."""
@@ -214,7 +218,7 @@ def test_records_are_read_only_after_the_question_is_on_file(
     assert torch.isfinite(evaluator(path).answer("run", SCENARIO, 1, MODEL)).all()
 
 
-def test_other_test_records_have_no_ledger_of_these(tmp_path: Path) -> None:
+def test_a_ledger_is_refused_for_changed_test_records(tmp_path: Path) -> None:
     path = write_tested(tmp_path)
     guards_of(path)
     change_shard(tmp_path, test_labels=np.load(tmp_path / "shard-0.npz")["test_labels"][::-1])
@@ -222,7 +226,7 @@ def test_other_test_records_have_no_ledger_of_these(tmp_path: Path) -> None:
         open_guards(read_policy(path))
 
 
-def test_a_policy_without_evaluation_answers_none_and_one_without_test_records_is_refused(tmp_path: Path) -> None:
+def test_evaluation_requires_an_evaluation_section_in_the_policy_and_test_records(tmp_path: Path) -> None:
     path = write_silo(tmp_path)
     assert guards_of(path).tests is None
     path.write_text(path.read_text() + "[evaluation]\nbudget = 1.0\n")
@@ -231,7 +235,7 @@ def test_a_policy_without_evaluation_answers_none_and_one_without_test_records_i
     assert len(str(refused.value).splitlines()) == 1
 
 
-def test_a_policy_that_gets_an_evaluation_later_begins_the_second_ledger_once(tmp_path: Path) -> None:
+def test_adding_evaluation_to_a_policy_later_creates_the_second_ledger_exactly_once(tmp_path: Path) -> None:
     path = write_tested(tmp_path)
     text = path.read_text()
     path.write_text(text[: text.index("[evaluation]")])
@@ -245,7 +249,7 @@ def test_a_policy_that_gets_an_evaluation_later_begins_the_second_ledger_once(tm
         begin_ledgers(read_policy(path))
 
 
-def test_an_administrator_sees_and_ends_evaluations(tmp_path: Path) -> None:
+def test_an_administrator_can_list_and_end_evaluation_runs(tmp_path: Path) -> None:
     path = write_tested(tmp_path)
     guards = guards_of(path)
     assert guards.tests is not None
@@ -260,14 +264,14 @@ def test_an_administrator_sees_and_ends_evaluations(tmp_path: Path) -> None:
         end_run(path, "other")
 
 
-def test_silo_init_begins_both_ledgers(tmp_path: Path) -> None:
+def test_silo_init_creates_the_training_and_the_evaluation_ledger(tmp_path: Path) -> None:
     done = CliRunner().invoke(app, ["silo", "init", str(write_tested(tmp_path))])
     assert done.exit_code == 0, done.output
     assert "ledger-0.sqlite" in done.output
     assert "ledger-0-tests.sqlite" in done.output
 
 
-def test_persons_are_not_evaluated_on_one_by_one(tmp_path: Path) -> None:
+def test_evaluation_is_refused_under_a_policy_whose_unit_is_the_person(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r'allow\.unit = "user": test records are protected one by one'):
         guards_of(write_tested(tmp_path, unit="user"))
 

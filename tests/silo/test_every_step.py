@@ -69,7 +69,7 @@ def check(found: list[dict[str, Any]], stride: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("t", "stride"), [(1, 11), (ROUNDS, 17)])
-def test_guarantee_whatever_fails_at_whatever_step_a_round_is_charged_once_and_answered_once(
+def test_guarantee_a_disk_fault_at_any_step_leaves_a_round_charged_once_and_answered_once(
     tmp_path: Path, t: int, stride: int
 ) -> None:
     found = rows(tmp_path, t, stride)
@@ -79,7 +79,7 @@ def test_guarantee_whatever_fails_at_whatever_step_a_round_is_charged_once_and_a
 
 
 @pytest.mark.long
-def test_guarantee_all_steps_with_all_faults_give_the_table_in_the_documents(tmp_path: Path) -> None:
+def test_guarantee_faults_at_every_step_of_a_round_give_the_documented_table(tmp_path: Path) -> None:
     found = list[dict[str, Any]]()
     for t in range(1, ROUNDS + 1):
         (tmp_path / str(t)).mkdir()
@@ -106,7 +106,7 @@ def check_command(name: str, found: list[dict[str, Any]]) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "stride"), STRIDES.items())
-def test_guarantee_a_command_that_failed_at_whatever_step_is_given_again(
+def test_guarantee_a_silo_command_that_failed_at_any_step_can_be_repeated(
     tmp_path: Path, name: str, stride: int
 ) -> None:
     """Before: an `init` that was killed left half a ledger, which neither `init` nor the guard took."""
@@ -114,7 +114,7 @@ def test_guarantee_a_command_that_failed_at_whatever_step_is_given_again(
 
 
 @pytest.mark.long
-def test_guarantee_all_commands_with_all_faults_give_the_table_in_the_documents(tmp_path: Path) -> None:
+def test_guarantee_faults_at_every_step_of_silo_commands_give_the_documented_table(tmp_path: Path) -> None:
     found = dict[str, list[dict[str, Any]]]()
     for number, name in enumerate(COMMANDS):
         (tmp_path / str(number)).mkdir()
@@ -126,7 +126,7 @@ def test_guarantee_all_commands_with_all_faults_give_the_table_in_the_documents(
 
 
 @pytest.mark.slow
-def test_guarantee_a_disk_that_loses_the_last_writes_of_one_file_is_noticed(tmp_path: Path) -> None:
+def test_guarantee_lost_writes_of_either_ledger_or_rollback_mark_are_detected(tmp_path: Path) -> None:
     """What a disk that lies about syncs leaves of ledger and mark: each as of another round, refused in words."""
     silo, copies = tmp_path / "silo", tmp_path / "copies"
     guard = guard_for(silo, *random_records(), budget=5.0)

@@ -72,7 +72,7 @@ def in_files(values: list[bytes], files: list[Path]) -> list[Path]:
 
 
 @pytest.mark.parametrize("underway", [True, False])
-def test_guarantee_a_ledger_of_0_3_0_is_converted_and_nothing_of_its_digest_is_left(
+def test_guarantee_converting_a_ledger_of_fedpriv_0_3_0_erases_every_digest_of_the_records(
     old: Path, underway: bool
 ) -> None:
     if not underway:
@@ -96,13 +96,13 @@ def test_guarantee_a_ledger_of_0_3_0_is_converted_and_nothing_of_its_digest_is_l
     assert in_files(before, stolen(old)) == []
 
 
-def test_a_round_of_before_gets_the_same_bytes_after_the_conversion(old: Path) -> None:
+def test_a_round_answered_before_the_conversion_gets_the_same_bytes_afterwards(old: Path) -> None:
     statement = "SELECT reply FROM answers WHERE run_id = 'under way' AND t = 2"
     (reply,) = read_rows(old / "ledger.sqlite", statement)
     assert ask(guard_of(old / POLICY), old, 2).numpy().tobytes() == reply
 
 
-def test_what_a_server_remembers_of_before_is_no_reason_to_refuse_and_of_after_it_is(old: Path) -> None:
+def test_old_checkpoints_are_accepted_after_a_conversion_and_a_later_rollback_is_refused(old: Path) -> None:
     """A coordinator goes on with a converted ledger, and notices one that was put back to before."""
     snapshot = shutil.copytree(old, old.with_name("snapshot"))
     guard = guard_of(old / POLICY)
@@ -118,7 +118,7 @@ def test_what_a_server_remembers_of_before_is_no_reason_to_refuse_and_of_after_i
     refuse(guard, "which is not in it", old, 3, three)
 
 
-def test_an_older_copy_that_is_put_back_before_the_conversion_is_noticed(old: Path) -> None:
+def test_a_ledger_rolled_back_before_its_conversion_is_refused(old: Path) -> None:
     """Gains: a budget again, from ledger and mark of a snapshot, put back in the moment of an upgrade."""
     snapshot, policy = shutil.copytree(old, old.with_name("snapshot")), read_policy(old / POLICY)
     ledger = SiloLedger(policy.ledger, policy.mark_path)
@@ -148,7 +148,7 @@ def with_run(old: Path, slack: float, **augment: int) -> Guard:
     return guard_of(old / POLICY)
 
 
-def test_guarantee_a_run_whose_promise_was_false_takes_the_whole_budget(old: Path) -> None:
+def test_guarantee_a_run_with_a_false_claim_of_fedpriv_0_3_0_is_recharged_as_infinite(old: Path) -> None:
     """Gains: runs beside one that 0.3.0 charged for a promise that its copies in a secret order did not keep."""
     guard = with_run(old, 1e-6, copies=2, shift=1)
     assert guard._ledger.charges("over")[-1].mu == math.inf
@@ -158,14 +158,14 @@ def test_guarantee_a_run_whose_promise_was_false_takes_the_whole_budget(old: Pat
 
 
 @pytest.mark.parametrize(("slack", "augment"), [(0.0, {"copies": 2, "shift": 1}), (1e-6, {})])
-def test_a_run_whose_promise_was_kept_costs_what_it_was_charged(
+def test_a_run_with_a_valid_claim_of_fedpriv_0_3_0_costs_what_was_charged(
     old: Path, slack: float, augment: dict[str, int]
 ) -> None:
     """Copies in a public order, and a secret order without copies."""
     assert with_run(old, slack, **augment)._ledger.charges("over")[-1].mu == 0.1
 
 
-def test_other_records_are_refused_with_nothing_changed(old: Path) -> None:
+def test_a_conversion_with_other_records_is_refused_and_changes_no_file(old: Path) -> None:
     rows = (old / "own.csv").read_text().splitlines()
     (old / "own.csv").write_text("\n".join([rows[0], *reversed(rows[1:])]) + "\n")
     before = {path: path.read_bytes() for path in stolen(old)}
@@ -177,7 +177,7 @@ def test_other_records_are_refused_with_nothing_changed(old: Path) -> None:
 
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("which", [1, 2])
-def test_a_conversion_that_is_cut_short_goes_on_at_the_next_start(
+def test_an_interrupted_ledger_conversion_is_completed_at_the_next_start(
     old: Path, which: int, when: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Gains: silence for good from a power cut, beside one of the two writings of the mark."""
@@ -211,7 +211,7 @@ def test_a_backup_of_0_3_0_is_restored_and_converted(old: Path) -> None:
     assert in_files(before, stolen(old)) == []
 
 
-def test_a_ledger_of_0_3_0_is_shown_and_ended_but_not_copied_before_its_conversion(old: Path) -> None:
+def test_an_unconverted_ledger_of_0_3_0_can_be_listed_and_ended_but_not_backed_up(old: Path) -> None:
     """A backup of it would have the digest."""
     assert any("'under way'" in line for line in format_status(old / POLICY))
     with pytest.raises(InputError, match=r"has a digest of the records.*status POLICY --check") as refused:
@@ -224,7 +224,7 @@ def test_a_ledger_of_0_3_0_is_shown_and_ended_but_not_copied_before_its_conversi
     back_up_ledgers(old / POLICY, old / "new")
 
 
-def test_the_ledger_of_test_records_is_converted_too(tmp_path: Path) -> None:
+def test_a_conversion_erases_the_digest_in_the_ledger_of_test_records(tmp_path: Path) -> None:
     path = write_tested(tmp_path)
     policy = read_policy(path)
     tests, shard = policy.test_policy, policy.load_shard()
@@ -238,7 +238,7 @@ def test_the_ledger_of_test_records_is_converted_too(tmp_path: Path) -> None:
         SiloLedger(place.ledger, place.mark_path).close()
 
 
-def test_a_policy_that_gets_an_evaluation_later_keeps_its_key(tmp_path: Path) -> None:
+def test_adding_evaluation_to_a_policy_later_reuses_the_key_of_the_records(tmp_path: Path) -> None:
     """Gains: a training guard that refuses for good, were another key made for the second ledger."""
     path = write_tested(tmp_path)
     text = path.read_text()
@@ -288,7 +288,7 @@ USELESS: dict[str, tuple[Callable[[Path], object], str]] = {
 
 
 @pytest.mark.parametrize(("damage", "reason"), USELESS.values(), ids=USELESS)
-def test_guarantee_no_key_takes_the_place_of_a_ledgers_own_unnoticed(
+def test_guarantee_a_missing_damaged_or_foreign_record_key_is_refused(
     tmp_path: Path, damage: Callable[[Path], object], reason: str
 ) -> None:
     """Gains: other records under a ledger, which nobody could tell from those that were charged for."""
@@ -312,7 +312,7 @@ def reverse_labels(folder: Path) -> None:
 
 @pytest.mark.parametrize("damage", [no_key, another])
 @pytest.mark.parametrize("change", [False, True])
-def test_guarantee_without_its_key_a_ledger_goes_on_at_the_whole_budget_alone(
+def test_guarantee_restoring_a_ledger_without_its_record_key_charges_the_whole_budget(
     tmp_path: Path, damage: Callable[[Path], None], change: bool
 ) -> None:
     """Gains: other records under an old ledger, or the old ones at the price of new ones."""
@@ -334,7 +334,7 @@ def test_guarantee_without_its_key_a_ledger_goes_on_at_the_whole_budget_alone(
     refused(again, "this run is over", t=2)
 
 
-def test_a_backup_on_the_same_records_and_key_comes_back_as_it_was_and_other_records_are_refused(
+def test_a_backup_restores_with_the_same_records_and_key_and_other_records_are_refused(
     tmp_path: Path,
 ) -> None:
     path, ledger = write_silo(tmp_path / "silo"), tmp_path / "silo" / "ledger-0.sqlite"
@@ -352,7 +352,7 @@ def test_a_backup_on_the_same_records_and_key_comes_back_as_it_was_and_other_rec
         list(restore_ledgers(path, tmp_path / "kept"))
 
 
-def test_the_backup_of_another_silo_costs_the_whole_budget(tmp_path: Path) -> None:
+def test_restoring_the_backup_of_another_silo_charges_the_whole_budget(tmp_path: Path) -> None:
     """Gains: a ledger in which nothing was spent."""
     paths = [write_silo(tmp_path / str(number), number) for number in (0, 1)]
     guard_of(paths[0]).answer("run", CELL, 1, ZERO)
@@ -365,7 +365,7 @@ def test_the_backup_of_another_silo_costs_the_whole_budget(tmp_path: Path) -> No
     refused(guard_of(paths[0]), "the budget is 4", run="another")
 
 
-def test_two_policies_of_one_shard_have_one_key_and_fingerprints_under_it(tmp_path: Path) -> None:
+def test_two_policies_of_one_shard_share_one_record_key_and_fingerprint(tmp_path: Path) -> None:
     path = write_silo(tmp_path)
     other = tmp_path / "other.toml"
     other.write_text(path.read_text().replace("ledger-0", "ledger-other"))
@@ -375,7 +375,7 @@ def test_two_policies_of_one_shard_have_one_key_and_fingerprints_under_it(tmp_pa
     assert len(list(tmp_path.glob("*.key"))) == 1
 
 
-def test_all_that_start_at_once_have_one_key(tmp_path: Path) -> None:
+def test_concurrent_first_starts_agree_on_one_record_key(tmp_path: Path) -> None:
     gate = threading.Barrier(8)
 
     def make(_: int) -> bytes:
@@ -387,7 +387,7 @@ def test_all_that_start_at_once_have_one_key(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["shard.npz.key"]
 
 
-def test_guards_that_convert_one_ledger_at_once_both_answer(old: Path) -> None:
+def test_two_guards_converting_one_ledger_concurrently_both_answer(old: Path) -> None:
     ledgers, policy = [SiloLedger(old / "ledger.sqlite") for _ in range(2)], read_policy(old / POLICY)
     first, second = (Guard(policy, ledger, policy.load_shard()) for ledger in ledgers)
     assert torch.equal(ask(first, old, 3), ask(second, old, 3))
@@ -423,7 +423,7 @@ def test_a_guard_that_waits_while_another_converts_the_ledger_goes_on_with_it(
     assert torch.isfinite(ask(waiting, old, 3)).all()
 
 
-def test_a_process_that_opened_the_ledger_before_its_conversion_ends_a_run_after_it(old: Path) -> None:
+def test_a_process_holding_the_ledger_open_across_its_conversion_can_end_a_run(old: Path) -> None:
     before = SiloLedger(old / "ledger.sqlite")
     guard = guard_of(old / POLICY)
     with before.lock(), before.transaction():
@@ -432,7 +432,9 @@ def test_a_process_that_opened_the_ledger_before_its_conversion_ends_a_run_after
     assert torch.isfinite(ask(guard_of(old / POLICY), old, 2, run="new")).all()
 
 
-def test_where_no_key_can_be_made_the_line_says_how_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failure_to_create_the_record_key_names_a_command_that_creates_the_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As in a container, whose records are mounted read-only."""
 
     path = write_silo(tmp_path)
@@ -446,7 +448,7 @@ def test_where_no_key_can_be_made_the_line_says_how_to(tmp_path: Path, monkeypat
     assert stat.S_IMODE((tmp_path / "shard-0.npz.key").stat().st_mode) == 0o600
 
 
-def test_no_command_of_a_silo_puts_the_key_into_a_backup(tmp_path: Path) -> None:
+def test_backups_and_ledgers_do_not_contain_the_record_key(tmp_path: Path) -> None:
     path = write_silo(tmp_path / "silo")
     guard_of(path)._ledger.close()
     back_up_ledgers(path, tmp_path / "kept")
@@ -456,7 +458,7 @@ def test_no_command_of_a_silo_puts_the_key_into_a_backup(tmp_path: Path) -> None
     assert not [file for file in (*copies, *path.parent.glob("ledger-0*")) if key in file.read_bytes()]
 
 
-def test_what_was_spent_elsewhere_is_charged_and_the_ledger_keeps_who_said_so(tmp_path: Path) -> None:
+def test_privacy_spent_elsewhere_is_charged_and_attributed_in_the_ledger(tmp_path: Path) -> None:
     """Was: a ledger began with its whole budget, whatever other programs had released of the records."""
     path = write_silo(tmp_path, budget=5.0)
     options = ["--spent", "3.5", "--said-by", "J. Doe, from the report of 2025"]
@@ -487,7 +489,7 @@ def test_what_was_spent_elsewhere_is_charged_and_the_ledger_keeps_who_said_so(tm
         (["--spent", "1", "--spent-slack", "1", "--said-by", "me"], "expected a mu above 0"),
     ],
 )
-def test_what_is_no_budget_or_is_said_by_nobody_is_not_entered(
+def test_an_invalid_or_unattributed_amount_of_privacy_spent_elsewhere_is_refused(
     tmp_path: Path, options: list[str], line: str
 ) -> None:
     path = write_silo(tmp_path)
@@ -497,7 +499,7 @@ def test_what_is_no_budget_or_is_said_by_nobody_is_not_entered(
     assert not (tmp_path / "ledger-0.sqlite").exists()
 
 
-def test_guarantee_nothing_is_entered_in_a_ledger_that_was_begun_and_without_a_bound_nothing_is_left(
+def test_guarantee_unbounded_prior_spending_exhausts_the_budget_and_cannot_be_amended_later(
     tmp_path: Path,
 ) -> None:
     path = write_silo(tmp_path)

@@ -41,7 +41,7 @@ def plan_of(cell: Cell) -> Plan:
 
 
 @pytest.mark.slow
-def test_guards_and_simulations_answer_with_the_noise_that_the_server_fitted(tmp_path: Path) -> None:
+def test_guards_release_and_charge_the_noise_that_the_server_fitted(tmp_path: Path) -> None:
     for name, algorithm in ALGORITHMS.items():
         cell = fit_cell_noise(cell_of(algorithm))
         sent = json.dumps(cell.canonical_data())
@@ -67,7 +67,9 @@ def test_guards_and_simulations_answer_with_the_noise_that_the_server_fitted(tmp
 
 
 @pytest.mark.parametrize("factor", [1e-3, 1.0, 1e3])
-def test_only_ratios_of_sizes_matter_to_a_guard(tmp_path: Path, factor: float) -> None:
+def test_rescaling_the_noise_sizes_of_a_scenario_does_not_change_the_noise_of_a_guard(
+    tmp_path: Path, factor: float
+) -> None:
     """Guarantee: a server that sends small numbers gets no less noise; a guard sizes it by the certificate."""
     cell = fit_cell_noise(cell_of(ALGORITHMS["scheduled"]))
     hostile = cell.canonical_data()
@@ -93,7 +95,7 @@ def test_only_ratios_of_sizes_matter_to_a_guard(tmp_path: Path, factor: float) -
         ([], "fitted before a run starts"),
     ],
 )
-def test_sizes_that_are_none_are_refused_before_anything_is_charged(
+def test_invalid_noise_sizes_are_refused_before_anything_is_charged(
     tmp_path: Path, sizes: list[float], reason: str
 ) -> None:
     hostile = fit_cell_noise(cell_of(ALGORITHMS["scheduled"])).canonical_data()

@@ -13,7 +13,7 @@ from tests.silo.charged import charged
 from tests.silo.guarded import CELL, CLIP, ZERO, cell_json, find_run, guard_at, refused
 
 
-def test_a_run_goes_through_and_is_noisy(tmp_path: Path) -> None:
+def test_two_guards_with_the_same_records_release_noise_of_the_planned_variance(tmp_path: Path) -> None:
     guards = guard_at(tmp_path), guard_at(tmp_path / "other")  # the same records, another key of the system's
     sigma = 2 * CLIP * math.sqrt(8) / 4.0
     for t in range(1, 9):
@@ -52,7 +52,7 @@ def test_rounds_and_queries_outside_the_protocol_are_refused(
     assert torch.isfinite(guard.answer("run", CELL, 1, ZERO)).all()  # a refusal costs nothing and breaks nothing
 
 
-def test_no_release_after_the_last_round_and_the_key_is_wiped(tmp_path: Path) -> None:
+def test_a_run_ends_after_its_last_round_and_its_key_is_wiped(tmp_path: Path) -> None:
     guard = guard_at(tmp_path)
     last = [guard.answer("run", CELL, t, ZERO) for t in range(1, 9)][-1]
     refused(guard, "round 9: this run is over", t=9)
@@ -60,7 +60,7 @@ def test_no_release_after_the_last_round_and_the_key_is_wiped(tmp_path: Path) ->
     assert find_run(guard_at(tmp_path)).key is None
 
 
-def test_a_smaller_budget_holds_for_a_run_under_way_from_the_restart_on(tmp_path: Path) -> None:
+def test_a_lowered_budget_applies_to_an_open_run_after_a_restart(tmp_path: Path) -> None:
     first = guard_at(tmp_path, budget=4.0).answer("run", CELL, 1, ZERO)
     refused(guard_at(tmp_path, budget=3.9), r"with all before 4; the budget is 3\.9", t=2)
     restarted = guard_at(tmp_path, budget=4.0)
@@ -74,7 +74,7 @@ def test_a_run_cannot_change_its_scenario(tmp_path: Path) -> None:
     refused(guard, "not the one this run was opened with", cell_json(privacy__rho=1.0), t=2)
 
 
-def test_increments_are_clipped_whatever_the_query(tmp_path: Path) -> None:
+def test_increments_of_a_far_query_are_clipped(tmp_path: Path) -> None:
     """A query far outside the ball makes the unclipped increment huge; the release moves by at most 2·clip."""
     far = ZERO.clone()
     far[::7] = 1e6
@@ -109,13 +109,13 @@ def test_a_last_round_that_fails_ends_the_run_and_wipes_its_key_and_state(
 
 
 @pytest.mark.parametrize("name", ["mu", "zcdp", "epsilon", "rho"])
-def test_a_privacy_target_beyond_everything_is_refused_under_each_of_its_names(tmp_path: Path, name: str) -> None:
+def test_a_meaninglessly_large_privacy_target_is_refused_in_every_unit(tmp_path: Path, name: str) -> None:
     tree = json.loads(CELL)
     tree["privacy"] = {"relation": "replace-one", name: 2e6, **({"delta": 1e-5} if name == "epsilon" else {})}
     refused(guard_at(tmp_path), f"privacy.{name} = 2e\\+06: protects nothing", json.dumps(tree))
 
 
-def test_left_out_rounds_whose_noise_would_keep_others_waiting_are_refused(
+def test_a_gap_of_missed_rounds_with_too_much_noise_to_draw_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The noise of 50 rounds of 103,000 values took 1.7 s before an answer, and nothing bounded it."""
@@ -129,7 +129,7 @@ def test_left_out_rounds_whose_noise_would_keep_others_waiting_are_refused(
     assert torch.isfinite(guard.answer("run", cell, 5, ZERO)).all()
 
 
-def test_a_run_that_takes_more_memory_than_the_policy_says_is_refused_in_one_line(tmp_path: Path) -> None:
+def test_a_run_above_the_memory_limit_of_the_policy_is_refused_in_one_line(tmp_path: Path) -> None:
     guard = guard_at(tmp_path, memory="64 MiB")
     refused(guard, r"^silo 0 refuses: the run takes \d+ MiB of memory, allow.memory is 64 MiB: [^\n]*$")
     assert charged(guard) == []
@@ -139,20 +139,22 @@ NOISE_FREE = cell_json(privacy={"mode": "none", "relation": "replace-one"})
 
 
 @pytest.mark.parametrize("trust", ["untrusted", "trusted"])
-def test_a_run_without_noise_is_refused_unless_the_policy_gives_up_protection(tmp_path: Path, trust: str) -> None:
+def test_a_run_without_noise_is_refused_unless_the_policy_allows_runs_without_noise(
+    tmp_path: Path, trust: str
+) -> None:
     refused(guard_at(tmp_path, trust=trust), "refuses: the scenario has", NOISE_FREE)
     guard = guard_at(tmp_path, trust=trust, noise_free=True)
     assert torch.equal(guard.answer("run", NOISE_FREE, 1, ZERO), guard.answer("another", NOISE_FREE, 1, ZERO))
 
 
-def test_after_a_run_without_noise_nothing_private_is_left_to_promise(tmp_path: Path) -> None:
+def test_a_run_without_noise_exhausts_the_budget_of_a_private_policy(tmp_path: Path) -> None:
     guard_at(tmp_path, noise_free=True).answer("bare", NOISE_FREE, 1, ZERO)
     guard = guard_at(tmp_path)
     assert charged(guard) == [math.inf]
     refused(guard, "with all before inf; the budget is 4", run="private")
 
 
-def test_a_run_that_a_narrowed_policy_finds_without_noise_is_not_left_at_its_price(tmp_path: Path) -> None:
+def test_an_open_run_is_refused_once_a_narrowed_policy_leaves_its_sums_without_noise(tmp_path: Path) -> None:
     """Charged 4 where the server was trusted to add noise; by the narrowed policy its exact sums have no price."""
     summed, trusting = cell_json(algorithm__trust="trusted"), guard_at(tmp_path, noise_free=True, trust="trusted")
     trusting.answer("run", summed, 1, ZERO)

@@ -41,7 +41,7 @@ def bounds_of(trust: str) -> dict[str, Any]:
 
 @pytest.mark.every(4)
 @pytest.mark.parametrize(("name", "dtype"), in_turn(KEPT_STATE, ["float32", "float64"]))
-def test_a_guard_that_restarts_between_all_rounds_releases_what_one_in_memory_does(
+def test_a_guard_restarted_after_every_round_releases_the_same_bytes_as_a_silo_in_memory(
     tmp_path: Path, name: str, dtype: str
 ) -> None:
     """Every mechanism with state, packed and unpacked: sums, past queries and the noise of every older node."""
@@ -66,7 +66,7 @@ def vectors_of(state: RoundState) -> tuple[torch.Tensor, ...]:
 
 
 @pytest.mark.slow
-def test_guarantee_no_answer_depends_on_what_a_guard_keeps(
+def test_guarantee_replies_and_refusals_do_not_depend_on_the_caches_of_a_guard(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One that keeps all, one that keeps nothing and one that restarts give the same bytes, or refuse alike."""
@@ -107,7 +107,7 @@ def test_guarantee_no_answer_depends_on_what_a_guard_keeps(
     assert any("the budget is" in reply for reply in replies if isinstance(reply, str))
 
 
-def test_a_run_that_is_open_is_priced_anew_once_the_ledger_has_other_runs(tmp_path: Path) -> None:
+def test_an_open_run_is_checked_against_the_budget_again_when_another_run_was_charged(tmp_path: Path) -> None:
     """What was found of the budget holds for these charges, and for no others."""
     guard, cell = guard_for(tmp_path, *random_records(), budget=2.0), scenario(**KEPT_STATE["banded"])
     guard.answer("run", cell, 1, queries()[0])
@@ -119,7 +119,7 @@ def test_a_run_that_is_open_is_priced_anew_once_the_ledger_has_other_runs(tmp_pa
 
 @pytest.mark.every(4)
 @pytest.mark.parametrize("name", KEPT_STATE)
-def test_a_deployed_mechanisms_noise_is_the_one_that_was_charged_for(
+def test_released_noise_has_the_variance_of_the_charged_mechanism_in_every_round(
     tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Variance of every round's noise against the algebra: 7,850 values, 6 standard errors, 1.6e-8 a run."""
@@ -138,7 +138,7 @@ def test_a_deployed_mechanisms_noise_is_the_one_that_was_charged_for(
 
 @pytest.mark.every(4)
 @pytest.mark.parametrize(("name", "trust"), in_turn(KEPT_STATE, ["secure-aggregation", "untrusted"]))
-def test_what_leaves_is_a_function_of_the_noisy_integers(
+def test_releases_are_a_function_of_the_noisy_integers_only(
     tmp_path: Path, name: str, trust: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Guarantee of `Silo`: with other records and the same y, every reply has the same bytes."""
@@ -162,7 +162,7 @@ def test_what_leaves_is_a_function_of_the_noisy_integers(
         assert len(one.unique()) > 200
 
 
-def test_two_runs_at_once_have_keys_states_and_noise_of_their_own(tmp_path: Path) -> None:
+def test_concurrent_runs_have_separate_keys_states_and_noise(tmp_path: Path) -> None:
     """Interleaved rounds through one guard; a run that were answered as another would share its noise."""
     cell = scenario(**KEPT_STATE["tree"])
     guard = guard_for(tmp_path, *random_records(), budget=10.0)
@@ -179,7 +179,7 @@ def test_two_runs_at_once_have_keys_states_and_noise_of_their_own(tmp_path: Path
     assert len({find_run(guard, run).key for run in released}) == 2
 
 
-def test_runs_that_are_over_stay_charged(tmp_path: Path) -> None:
+def test_finished_runs_stay_charged_after_their_keys_are_wiped(tmp_path: Path) -> None:
     """Two runs of μ = 2.4 and 3.2 cost 4: with both over and their keys wiped, nothing is left."""
     guard = guard_for(tmp_path, *random_records())
     for run, rho in (("a", 2.4), ("b", 3.2)):
@@ -190,7 +190,7 @@ def test_runs_that_are_over_stay_charged(tmp_path: Path) -> None:
         refused(again, r"with all before 4\.002; the budget is 4", scenario(privacy__rho=0.1), run="c")
 
 
-def test_a_narrowed_policy_holds_for_runs_that_are_open(tmp_path: Path) -> None:
+def test_a_narrowed_policy_applies_to_open_runs(tmp_path: Path) -> None:
     """Clip, rounds, relation, trust and budget, each taken back after round 1 (finding 32)."""
     wide: dict[str, Any] = {"trust": "trusted", "budget": 4.0}
     cell = scenario("trusted")
@@ -208,7 +208,7 @@ def test_a_narrowed_policy_holds_for_runs_that_are_open(tmp_path: Path) -> None:
     assert torch.isfinite(guard_for(tmp_path, *random_records(), **wide).answer("run", cell, 2, zeros())).all()
 
 
-def test_a_run_that_counted_on_others_is_not_gone_on_with_alone(tmp_path: Path) -> None:
+def test_an_open_masked_run_is_refused_once_the_policy_no_longer_counts_on_other_silos(tmp_path: Path) -> None:
     """Charged μ of the sum, and by the narrower policy μ √3."""
     cell = scenario("secure-aggregation")
     wide = guard_for(tmp_path, *random_records(), **bounds_of("secure-aggregation"))
@@ -218,7 +218,7 @@ def test_a_run_that_counted_on_others_is_not_gone_on_with_alone(tmp_path: Path) 
     refused(guard_for(tmp_path, *random_records(), budget=9.0), reason, cell, t=2, signed_keys=keys)
 
 
-def test_masks_differ_by_silo_round_and_run_and_come_from_a_secret() -> None:
+def test_masks_of_different_silos_rounds_and_query_histories_share_no_block() -> None:
     """No block of a mask occurs in another one, whatever the offset; no public number is the secret."""
     maskers = [Masker(KeyedNormal(bytes([n]) * 32).derive_secret(n), n) for n in range(3)]
     keys = b"".join(masker.public_key for masker in maskers)
@@ -233,7 +233,7 @@ def test_masks_differ_by_silo_round_and_run_and_come_from_a_secret() -> None:
                 seen |= blocks
 
 
-def test_mask_secret_and_noise_are_unrelated_and_neither_is_public(tmp_path: Path) -> None:
+def test_the_mask_secret_is_neither_public_nor_the_noise_key(tmp_path: Path) -> None:
     """Two runs of one silo have two secrets, and neither a run's own key nor a constant is one."""
     cell = scenario("secure-aggregation")
     guard = guard_for(tmp_path, *random_records(), **bounds_of("secure-aggregation"))
@@ -255,7 +255,7 @@ def test_mask_secret_and_noise_are_unrelated_and_neither_is_public(tmp_path: Pat
 
 
 @pytest.mark.parametrize("model", [{}, {"centre": 0.13}, {"feature_norm": 3.0, "features": "orientations"}])
-def test_features_are_those_of_each_record_by_itself(tmp_path: Path, model: dict[str, Any]) -> None:
+def test_features_of_a_record_do_not_depend_on_the_other_records(tmp_path: Path, model: dict[str, Any]) -> None:
     """Public constants alone: a shard's own mean would be a release about all of its records (finding 49)."""
     images, labels = random_records()
     cell = scenario(model={"name": "softmax-regression", **model})
@@ -272,7 +272,7 @@ def test_features_are_those_of_each_record_by_itself(tmp_path: Path, model: dict
 
 
 @pytest.mark.slow
-def test_real_a_reply_has_nothing_but_the_release(tmp_path: Path) -> None:
+def test_a_guard_reply_contains_only_the_release_and_a_checkpoint(tmp_path: Path) -> None:
     """No counts of records beside it: how many were clipped is a release that nobody accounts for (finding 52).
 
     The ledger's commit is no function of records.
@@ -292,7 +292,7 @@ def test_real_a_reply_has_nothing_but_the_release(tmp_path: Path) -> None:
     assert len(reply) == 8 + length + 8 * 7850
 
 
-def test_a_full_disk_at_either_commit_releases_nothing_and_changes_no_answer(tmp_path: Path) -> None:
+def test_a_full_disk_releases_nothing_and_the_repeated_round_gets_the_same_reply(tmp_path: Path) -> None:
     """The query on file, the reply on file, or the mark: each refused once (finding 34)."""
     guard = guard_for(tmp_path, *random_records())
     guard.answer("run", scenario(), 1, zeros())

@@ -35,7 +35,7 @@ def ask(guard: Guard, folder: Path, t: int, run: str = "under way", checkpoints:
     return guard.answer(run, (folder / "scenario.json").read_text(), t, QUERY, checkpoints=checkpoints)
 
 
-def test_guarantee_a_ledger_of_the_last_release_has_the_same_runs_at_the_same_price(last: Path) -> None:
+def test_guarantee_a_ledger_of_fedpriv_0_3_1_has_the_same_runs_at_the_same_price(last: Path) -> None:
     """Gains: a budget again, were a charge of before read as less, or one run of many not at all."""
     told = (last / "status.txt").read_text().splitlines()
     assert format_status(last / POLICY)[1:] == told
@@ -46,7 +46,7 @@ def test_guarantee_a_ledger_of_the_last_release_has_the_same_runs_at_the_same_pr
     assert format_status(last / POLICY)[1:] == told
 
 
-def test_a_run_of_the_last_release_goes_on_with_the_same_bytes(last: Path) -> None:
+def test_a_run_begun_by_fedpriv_0_3_1_continues_with_the_same_bytes(last: Path) -> None:
     """A silo that is upgraded while a run goes on answers as if it had not been."""
     guard, checkpoints = guard_of(last / POLICY), (last / "commits").read_bytes()
     again = ask(guard, last, 2)
@@ -60,7 +60,9 @@ def test_a_run_of_the_last_release_goes_on_with_the_same_bytes(last: Path) -> No
     assert len(charged(guard)) == RUNS + 1
 
 
-def test_what_0_3_1_would_have_refused_is_refused_in_one_line(last: Path) -> None:
+def test_a_ledger_of_fedpriv_0_3_1_refuses_finished_runs_changed_queries_and_an_exceeded_budget(
+    last: Path,
+) -> None:
     guard, cell = guard_of(last / POLICY), (last / "scenario.json").read_text()
     over = guard._ledger.find_run("dp-sgd, trusted")
     assert over is not None
@@ -73,7 +75,7 @@ def test_what_0_3_1_would_have_refused_is_refused_in_one_line(last: Path) -> Non
     assert "\n" not in str(refusal.value)
 
 
-def test_an_older_copy_of_a_ledger_of_the_last_release_is_refused(last: Path) -> None:
+def test_a_rolled_back_ledger_of_fedpriv_0_3_1_is_refused(last: Path) -> None:
     """Gains: a budget again, from a snapshot that is put back after an upgrade, alone or with its mark."""
     snapshot = shutil.copytree(last, last.with_name("snapshot"))
     guard = guard_of(last / POLICY)
@@ -92,7 +94,9 @@ def test_an_older_copy_of_a_ledger_of_the_last_release_is_refused(last: Path) ->
 
 
 @pytest.mark.parametrize("key", ["", "another"])
-def test_a_ledger_of_the_last_release_without_its_records_or_their_key_is_refused(last: Path, key: str) -> None:
+def test_a_ledger_of_fedpriv_0_3_1_is_refused_with_other_records_or_another_record_key(
+    last: Path, key: str
+) -> None:
     path = last / "own.csv.key"
     if key:
         path.write_bytes(bytes(32))
@@ -109,7 +113,7 @@ def test_a_ledger_of_the_last_release_without_its_records_or_their_key_is_refuse
         guard_of(last / POLICY)
 
 
-def test_a_backup_of_the_last_release_is_restored_with_all_that_was_spent(last: Path) -> None:
+def test_a_backup_of_fedpriv_0_3_1_is_restored_with_all_its_charges(last: Path) -> None:
     for path in stolen(last):
         path.unlink()
     (line,) = restore_ledgers(last / POLICY, last / "backup")
@@ -121,7 +125,7 @@ def test_a_backup_of_the_last_release_is_restored_with_all_that_was_spent(last: 
     refused(guard, "the budget is 60", (last / "scenario.json").read_text(), 1, QUERY, "new")
 
 
-def test_a_ledger_of_the_last_release_is_ended_and_copied_by_commands_of_today(last: Path) -> None:
+def test_current_commands_end_runs_and_back_up_a_ledger_of_fedpriv_0_3_1(last: Path) -> None:
     before = charged(last / POLICY)
     end_run(last / POLICY, "under way")
     refused(

@@ -89,7 +89,9 @@ class Snapshot:
 
 
 @pytest.mark.parametrize("count", [40, pytest.param(500, marks=pytest.mark.slow)])
-def test_guarantee_every_bit_flip_at_rest_is_refused_in_one_line(rest: Path, count: int) -> None:
+def test_guarantee_every_bit_flip_in_a_ledger_without_open_runs_is_refused_in_one_line(
+    rest: Path, count: int
+) -> None:
     """Gains: a budget that was spent, by one bit of `mu`; 0 of 150 flips were noticed."""
     snapshot = Snapshot(rest, count)
     for bit in snapshot.bits:
@@ -103,7 +105,7 @@ def test_guarantee_every_bit_flip_at_rest_is_refused_in_one_line(rest: Path, cou
 
 
 @pytest.mark.parametrize("count", [40, pytest.param(500, marks=pytest.mark.slow)])
-def test_guarantee_a_bit_flip_while_a_run_is_under_way_is_refused_or_lies_where_nothing_is_read(
+def test_guarantee_a_bit_flip_in_a_ledger_with_an_open_run_is_refused_or_harmless(
     underway: Path, count: int
 ) -> None:
     """All rows are the same then, and so is the next answer: SQLite's pages have room that nothing is in."""
@@ -145,7 +147,7 @@ def change_rows(folder: Path, statement: str) -> None:
         "UPDATE about SET head = zeroblob(32)",
     ],
 )
-def test_guarantee_a_row_that_changes_under_a_guard_is_noticed_before_a_run_is_opened(
+def test_guarantee_a_ledger_row_changed_under_a_running_guard_prevents_new_runs(
     underway: Path, statement: str
 ) -> None:
     guard = guard_of(underway / "silo-0.toml")
@@ -157,9 +159,7 @@ def test_guarantee_a_row_that_changes_under_a_guard_is_noticed_before_a_run_is_o
 
 
 @pytest.mark.parametrize("column", ["key", "state"])
-def test_guarantee_a_key_or_state_in_the_place_of_a_runs_own_is_never_answered_from(
-    underway: Path, column: str
-) -> None:
+def test_guarantee_a_replaced_key_or_state_of_a_run_is_never_used_for_a_reply(underway: Path, column: str) -> None:
     """Gains: the next round, with noise of a key that a thief of the disk chose."""
     guard = guard_of(underway / "silo-0.toml")
     change_rows(underway, f"UPDATE runs SET {column} = zeroblob(length({column})) WHERE run_id = 'c'")
@@ -173,7 +173,7 @@ def test_guarantee_a_key_or_state_in_the_place_of_a_runs_own_is_never_answered_f
         ("UPDATE runs SET key = zeroblob(32) WHERE run_id = 'd'", True),
     ],
 )
-def test_guarantee_a_round_that_was_asked_and_not_answered_keeps_its_query_and_key(
+def test_guarantee_a_changed_query_or_key_of_an_unanswered_round_is_refused(
     underway: Path, monkeypatch: pytest.MonkeyPatch, statement: str, asks: bool
 ) -> None:
     """Gains: two queries for a round whose records may have been looked at: nothing follows the last commit."""
@@ -186,7 +186,7 @@ def test_guarantee_a_round_that_was_asked_and_not_answered_keeps_its_query_and_k
         ask(guard, "d", 1) if asks else guard_of(underway / "silo-0.toml")
 
 
-def test_guarantee_a_reply_that_changed_is_not_given_again(underway: Path) -> None:
+def test_guarantee_a_changed_reply_in_the_ledger_is_not_sent_again(underway: Path) -> None:
     """14 of 150 flips made a guard answer a round with other bytes than before."""
     guard = guard_of(underway / "silo-0.toml")
     change_rows(underway, "UPDATE answers SET reply = zeroblob(length(reply)) WHERE run_id = 'c' AND t = 2")
@@ -243,7 +243,7 @@ def test_guarantee_prices_are_recomputed_from_the_scenarios_on_file(tmp_path: Pa
     ]
 
 
-def test_a_scenario_on_file_that_cannot_be_planned_imports_nothing_and_keeps_its_price(tmp_path: Path) -> None:
+def test_a_stored_scenario_that_cannot_be_planned_stays_charged_at_its_old_price(tmp_path: Path) -> None:
     guard = guard_for(tmp_path, *random_records())
     cell = '{"model": {"name": "no_such_module:Net"}, "privacy": {"relation": "replace-one"}}'
     with guard._ledger.lock(), guard._ledger.transaction():
@@ -255,7 +255,7 @@ def test_a_scenario_on_file_that_cannot_be_planned_imports_nothing_and_keeps_its
     ]
 
 
-def test_guarantee_of_a_run_that_is_over_no_digest_is_left_that_a_guess_could_be_tried_on(tmp_path: Path) -> None:
+def test_guarantee_a_finished_run_leaves_no_digest_to_test_guesses_of_exact_sums(tmp_path: Path) -> None:
     """Gains: whether a guess at a neighbour's exact sums is right, under a trusted server, from a thief's disk."""
     guard = guard_for(tmp_path, *random_records(), trust="trusted", budget=100.0)
     opened = scenario("trusted")
@@ -276,7 +276,7 @@ def test_guarantee_of_a_run_that_is_over_no_digest_is_left_that_a_guess_could_be
     assert not [t for t, reply in enumerate(replies[:-1], 1) if reply[800:900] in raw and any(reply[800:900])]
 
 
-def test_a_run_that_is_over_keeps_digests_and_its_last_reply_alone(tmp_path: Path) -> None:
+def test_a_finished_run_stores_only_its_last_reply_and_digests(tmp_path: Path) -> None:
     guard = guard_for(tmp_path, *random_records(), budget=100.0)
     ask(guard, "a", *range(1, 8))
     full = (tmp_path / LEDGER).stat().st_size
@@ -350,7 +350,7 @@ def test_a_ledger_has_the_version_that_other_releases_know_and_its_backup_100_mo
             assert database.execute("PRAGMA user_version").fetchone() == (version,)
 
 
-def test_last_replies_are_kept_of_the_runs_that_ended_last(tmp_path: Path) -> None:
+def test_only_the_runs_that_ended_most_recently_retain_their_last_reply(tmp_path: Path) -> None:
     guard, cell = guard_for(tmp_path, *random_records(), budget=100.0), scenario(federation__rounds=1)
     runs = [str(number) for number in range(10)]
     for run in runs:
@@ -497,7 +497,7 @@ EVERY = [pytest.param(t, 1, marks=pytest.mark.slow) for t in range(1, ROUNDS + 1
 
 
 @pytest.mark.parametrize(("t", "stride"), [(ROUNDS, 13), *EVERY])
-def test_guarantee_a_guard_killed_at_any_write_charges_once_and_answers_a_round_once(
+def test_guarantee_a_guard_killed_at_any_write_charges_a_run_once_and_repeats_the_same_reply(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, t: int, stride: int
 ) -> None:
     """The first round opens the run, the last one ends it, drops replies and writes the file anew."""

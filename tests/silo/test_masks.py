@@ -61,7 +61,7 @@ def test_a_masked_message_is_uniform_and_so_is_every_sum_of_fewer_than_all() -> 
     assert p_value(constant) < 1e-100
 
 
-def test_masks_of_rounds_and_runs_have_nothing_in_common() -> None:
+def test_differences_of_masks_between_rounds_and_runs_are_uniform() -> None:
     """Level 1e-6 each: differences of one silo's masks are as uniform as the masks."""
     first, second = (masks(maskers(3), t, 20_000)[0] for t in (1, 2))
     elsewhere = masks(maskers(3, run=1), 1, 20_000)[0]
@@ -102,7 +102,7 @@ def test_a_card_is_what_silos_of_another_release_verify() -> None:
     assert Identity(1, None, ()).sign_key("run", b"scenario", bytes(range(32))) == bytes(range(32)) + bytes(64)
 
 
-def test_keys_that_would_leave_a_message_bare_are_refused() -> None:
+def test_public_keys_that_would_leave_a_message_unmasked_are_refused() -> None:
     own, *_ = silos = maskers(3)
     good = [masker.public_key for masker in silos]
     again = [(int.from_bytes(key, "little") | 1 << 255).to_bytes(32, "little") for key in good]
@@ -124,7 +124,7 @@ def test_keys_that_would_leave_a_message_bare_are_refused() -> None:
         assert np.any(own.mask(b"".join(good), 3, t, 8))
 
 
-def test_each_run_and_silo_has_a_key_of_its_own() -> None:
+def test_each_run_and_silo_has_a_different_public_mask_key() -> None:
     assert len({masker.public_key for run in (0, 1) for masker in maskers(3, run)}) == 6
 
 
@@ -148,20 +148,20 @@ def test_a_sum_beyond_64_bits_wraps_as_a_residue() -> None:
 
 @pytest.mark.parametrize("digits", [24, 53])
 @pytest.mark.parametrize("share", [1e-6, 0.7, 1.0, 55.68])
-def test_the_grid_is_a_power_of_two_with_half_of_the_digits_above_it(share: float, digits: int) -> None:
+def test_half_of_the_digits_of_the_noise_lie_above_the_grid_unit(share: float, digits: int) -> None:
     unit = make_grid(share, digits, 1.0).unit
     assert math.frexp(unit)[0] == 0.5
     assert 2.0 ** (digits // 2) <= share / unit < 2.0 ** (digits // 2 + 1)
 
 
-def test_a_grid_that_has_no_room_is_refused() -> None:
+def test_a_grid_on_which_the_sum_may_overflow_is_refused() -> None:
     assert make_grid(1.0, 53, 2.0**22).unit == 2.0**-26
     with pytest.raises(InputError, match="do not fit on a grid"):
         make_grid(1.0, 53, 2.0**22 + 1.0)
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 2.0**62])
-def test_what_cannot_be_encoded_is_refused(value: float) -> None:
+def test_values_that_are_not_finite_or_overflow_the_grid_are_refused(value: float) -> None:
     with pytest.raises(RunError, match="not finite, or outside"):
         Grid(1.0).encode(np.array([0.0, value]))
 
@@ -182,7 +182,7 @@ def masked_guard(folder: Path) -> tuple[Guard, bytes]:
     return guard, guard.public_key("run", CELL)
 
 
-def test_a_round_that_is_asked_again_gets_the_same_bytes_also_after_a_restart(tmp_path: Path) -> None:
+def test_a_repeated_masked_round_gets_the_same_bytes_after_a_restart(tmp_path: Path) -> None:
     guard, card = masked_guard(tmp_path)
     first = guard.answer("run", CELL, 1, ZERO, keys_with(card))
     assert (first.dtype, len(first)) == (torch.uint8, 7850 * 6)
@@ -194,14 +194,14 @@ def test_a_round_that_is_asked_again_gets_the_same_bytes_also_after_a_restart(tm
     assert not torch.equal(again.answer("run", CELL, 2, ZERO, keys_with(card)), first)
 
 
-def test_asking_for_the_key_again_does_not_start_the_run_again(tmp_path: Path) -> None:
+def test_requesting_the_public_key_again_does_not_restart_the_run(tmp_path: Path) -> None:
     guard, card = masked_guard(tmp_path)
     guard.answer("run", CELL, 1, ZERO, keys_with(card))
     assert guard.public_key("run", CELL) == card
     refused(guard, "asked for round 3 after round 1", CELL, t=3, signed_keys=keys_with(card))
 
 
-def test_the_key_is_wiped_with_the_last_round_and_its_public_half_is_not(tmp_path: Path) -> None:
+def test_the_last_round_wipes_the_run_key_but_not_the_public_mask_key(tmp_path: Path) -> None:
     guard, card = masked_guard(tmp_path)
     last = [guard.answer("run", CELL, t, ZERO, keys_with(card)) for t in range(1, 9)][-1]
     again, repeated = masked_guard(tmp_path)
@@ -211,7 +211,7 @@ def test_the_key_is_wiped_with_the_last_round_and_its_public_half_is_not(tmp_pat
 
 
 @pytest.mark.parametrize("keys", [b"", bytes(3 * 32), bytes(3 * 96), b"".join(OTHERS)])
-def test_without_the_keys_of_all_nothing_leaves(tmp_path: Path, keys: bytes) -> None:
+def test_a_masked_release_is_refused_without_the_public_keys_of_all_silos(tmp_path: Path, keys: bytes) -> None:
     guard, card = masked_guard(tmp_path)
     refused(guard, "silo 0: ", CELL, signed_keys=keys)
     assert guard.answer("run", CELL, 1, ZERO, keys_with(card)).dtype == torch.uint8
@@ -226,7 +226,7 @@ def test_without_the_keys_of_all_nothing_leaves(tmp_path: Path, keys: bytes) -> 
         (MASKED, 3.9, "the run costs mu = 4"),
     ],
 )
-def test_the_price_is_the_sums_only_where_the_policy_counts_on_the_other_silos(
+def test_a_masked_run_costs_the_sum_mu_only_if_the_policy_counts_on_other_silos(
     tmp_path: Path, trust: str, budget: float, price: float | str
 ) -> None:
     """Guarantee: μ with the permission; μ √3 of the own share alone without it; a budget below it is refused."""
@@ -239,7 +239,7 @@ def test_the_price_is_the_sums_only_where_the_policy_counts_on_the_other_silos(
     assert charged(guard) == ([] if isinstance(price, str) else [pytest.approx(price)])
 
 
-def test_no_key_and_no_sum_leaves_for_a_run_without_masks(tmp_path: Path) -> None:
+def test_a_secure_aggregation_policy_releases_neither_key_nor_sum_for_an_unmasked_run(tmp_path: Path) -> None:
     """A policy that counts on silos does not trust the server."""
     guard = guard_at(tmp_path, trust=MASKED)
     with pytest.raises(RunError, match="this run has no masks"):
@@ -295,13 +295,13 @@ def guards(folder: Path) -> list[Guard]:
     return [guard_of(path) for path in policies]
 
 
-def test_silos_that_know_each_other_agree(tmp_path: Path) -> None:
+def test_silos_accept_public_keys_signed_by_their_registered_peers(tmp_path: Path) -> None:
     silos = guards(tmp_path)
     cards = b"".join(guard.public_key("run", CELL) for guard in silos)
     assert len({guard.answer("run", CELL, 1, ZERO, cards).numpy().tobytes() for guard in silos}) == 3
 
 
-def test_a_key_that_the_server_puts_in_is_refused(tmp_path: Path) -> None:
+def test_a_public_key_forged_by_the_server_is_refused(tmp_path: Path) -> None:
     """Guarantee: unsigned, signed by another silo, or signed for another run, whichever silo it stands for."""
     silos = guards(tmp_path)
     cards = [guard.public_key("run", CELL) for guard in silos]
@@ -319,7 +319,7 @@ def test_a_key_that_the_server_puts_in_is_refused(tmp_path: Path) -> None:
     assert silos[0].answer("run", CELL, 1, ZERO, b"".join(cards)).shape == (6 * len(ZERO),)
 
 
-def test_silos_that_are_not_on_file_are_refused(tmp_path: Path) -> None:
+def test_a_scenario_with_more_silos_than_registered_peers_is_refused(tmp_path: Path) -> None:
     guard = guards(tmp_path)[0]
     known = load_identity(0, None, tmp_path / "peers")
     with pytest.raises(RunError, match="silo 0 knows 3 silos, and the scenario has 4"):
@@ -340,7 +340,9 @@ def test_a_policy_that_counts_on_other_silos_than_it_knows_is_refused(tmp_path: 
 
 @pytest.mark.parametrize("name", ["identity", "peers"])
 @pytest.mark.parametrize("content", [b"nonsense", b"", bytes(range(32))], ids=["nonsense", "empty", "raw"])
-def test_files_that_are_no_keys_are_refused(tmp_path: Path, name: str, content: bytes) -> None:
+def test_identity_and_peers_files_without_valid_keys_are_refused(
+    tmp_path: Path, name: str, content: bytes
+) -> None:
     path = tmp_path / "file"
     path.write_bytes(content)
     path.chmod(0o600)
@@ -350,7 +352,7 @@ def test_files_that_are_no_keys_are_refused(tmp_path: Path, name: str, content: 
         load_identity(0, tmp_path / "none", None)
 
 
-def test_peers_with_a_line_that_is_no_key_or_a_silo_that_stands_for_two_are_refused(tmp_path: Path) -> None:
+def test_a_peers_file_with_an_invalid_or_duplicate_key_is_refused(tmp_path: Path) -> None:
     """Gains: two shares of the noise, one of them another silo's, for a key that is in `peers` twice."""
     write_identities(tmp_path)
     one, two, _ = (tmp_path / "peers").read_bytes().splitlines(keepends=True)
@@ -378,7 +380,7 @@ def test_an_identity_has_the_key_of_its_silo_and_those_of_all(tmp_path: Path) ->
         assert load_identity(silo, path, None).sign_key("run", bytes(32), bytes(32)) == card
 
 
-def test_a_key_that_is_not_on_file_for_its_silo_is_named_at_once(tmp_path: Path) -> None:
+def test_a_signing_key_that_does_not_match_the_peers_file_is_refused(tmp_path: Path) -> None:
     """Another's number in the policy: every other silo would refuse, in the middle of a run."""
     first, *_ = write_identities(tmp_path)
     with pytest.raises(InputError, match=r"identity-0: its public half is not the one .*peers has for silo 1"):

@@ -66,7 +66,7 @@ def container(limit: int) -> Iterator[Path]:
 
 
 @pytest.mark.slow
-def test_a_scenario_of_many_directions_leaves_a_guard_in_its_container_alive(tmp_path: Path) -> None:
+def test_a_guard_in_a_1_gib_container_survives_a_scenario_with_800_random_directions(tmp_path: Path) -> None:
     """The review's goldstein-single-pass of 800 directions: at 1 GiB a guard was killed in 3 of 3 lives.
 
     Its peak was 1,740 MiB; now 400 to 426 MiB (ten lives), 525 MiB with numba's code in it.  Of gradients
@@ -122,7 +122,7 @@ print(json.dumps([size("VmHWM") - before, admitted.memory_bytes]))
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MEASURED)
-def test_a_run_takes_no_more_than_was_counted_for_it(tmp_path: Path, name: str) -> None:
+def test_the_peak_memory_of_a_run_is_at_most_its_estimate(tmp_path: Path, name: str) -> None:
     """Guarantee: the peak of a process above what it had, for models, states and oracles of every kind."""
     if not Path("/proc/self/status").exists():
         pytest.skip("the system does not say how much memory a process has")
@@ -245,7 +245,7 @@ BOTH = "9:name=systemd:/\n4:cpu,memory:/a/b\n0::/a/b\n"
         ("0::/a\n", {"a/memory.max": "no number\n"}, None),
     ],
 )
-def test_the_smallest_limit_of_the_groups_that_a_process_is_in_counts(
+def test_the_smallest_memory_limit_of_all_control_groups_of_a_process_applies(
     tmp_path: Path, own: str | None, files: dict[str, str], expected: int | None
 ) -> None:
     """Both versions; nested groups; "max"; files that are not there; a unit's MemoryMax, far below the root."""
@@ -283,7 +283,7 @@ for taken, limit in {cases}:
 
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="only Linux says what a process takes")
-def test_a_process_that_holds_itself_to_a_limit_gets_a_memory_error() -> None:
+def test_a_process_above_its_own_memory_limit_gets_a_memory_error() -> None:
     """1 GiB more than now fails in one line, at a limit of 256 MiB and 128 MiB beside; 64 MiB do not."""
     expected = {
         (64 * MIB, None): f"kept {64 * MIB}",
@@ -310,7 +310,7 @@ def guard_under(kilobytes: int, policy: Path, command: str = "run") -> str:
     return refusal
 
 
-def test_a_guard_that_cannot_start_under_its_limits_says_so_in_one_line(tmp_path: Path) -> None:
+def test_a_guard_that_cannot_start_under_its_address_space_limit_fails_in_one_line(tmp_path: Path) -> None:
     """Before torch is loaded, whose words would be a traceback."""
     policy = tmp_path / "silo-0.toml"
     for command in ("run", "status", "init"):
@@ -337,7 +337,7 @@ def least() -> int:
         (RuntimeError("a bug"), False),
     ],
 )
-def test_what_libraries_say_without_memory_becomes_a_line_and_no_other_error_does(
+def test_out_of_memory_errors_of_libraries_become_an_input_error_and_other_errors_pass(
     error: Exception, is_memory: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(limits, "memory_limits", dict[str, int])
@@ -348,7 +348,7 @@ def test_what_libraries_say_without_memory_becomes_a_line_and_no_other_error_doe
 
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="only Linux says what a process takes")
-def test_a_guard_at_any_address_space_starts_or_says_so_in_one_line_and_charges_nothing(tmp_path: Path) -> None:
+def test_a_guard_with_too_little_address_space_fails_in_one_line_without_a_charge(tmp_path: Path) -> None:
     """Where its libraries fit and `allow.memory` does not, and just below, where compiled code would crash."""
     policy = write_silo(tmp_path)
     guard_of(policy)
@@ -365,18 +365,18 @@ def busy(seconds: float) -> None:
         pass
 
 
-def test_what_computes_for_too_long_ends() -> None:
+def test_the_time_limit_stops_a_long_computation() -> None:
     line = r"^it takes more than 0.05 s of the processor$"
     with pytest.raises(TimeoutError, match=line), limit_time(0.05, 600.0):
         busy(600.0)
 
 
-def test_what_others_compute_does_not_count() -> None:
+def test_sleeping_does_not_count_toward_the_processor_time_limit() -> None:
     with limit_time(0.05, 600.0):
         time.sleep(0.2)
 
 
-def test_what_other_threads_compute_does_not_count() -> None:
+def test_computation_of_other_threads_does_not_count_toward_the_processor_time_limit() -> None:
     """Whoever floods the guard's socket makes no honest plan too long."""
     flood = threading.Thread(target=busy, args=(0.5,))
     with limit_time(0.2, 600.0):
@@ -391,7 +391,7 @@ def test_a_signal_that_arrives_after_the_block_stops_nothing() -> None:
     late(signal.SIGALRM, None)
 
 
-def test_an_error_that_was_swallowed_comes_again() -> None:
+def test_a_suppressed_timeout_error_is_raised_again() -> None:
     def stubborn() -> None:
         with suppress(TimeoutError):
             busy(600.0)
@@ -401,12 +401,12 @@ def test_an_error_that_was_swallowed_comes_again() -> None:
         stubborn()
 
 
-def test_what_waits_for_too_long_ends() -> None:
+def test_the_time_limit_stops_a_long_wait() -> None:
     with pytest.raises(TimeoutError, match=r"^it takes more than 0.05 s$"), limit_time(600.0, 0.05):
         time.sleep(600.0)
 
 
-def test_nothing_is_left_behind() -> None:
+def test_the_time_limit_restores_the_signal_handler_and_timer() -> None:
     before = signal.getsignal(signal.SIGALRM)
     with limit_time(600.0, 600.0):
         pass

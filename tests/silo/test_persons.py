@@ -60,7 +60,7 @@ def scenario(folder: Path, **privacy: Any) -> str:
 SECRET = {"federation__batches": [1, 1], "federation__epochs": 1, "federation__rounds": 7}
 
 
-def test_a_guard_answers_for_the_persons_of_its_own_file(tmp_path: Path) -> None:
+def test_a_guard_groups_its_own_records_by_person_and_answers(tmp_path: Path) -> None:
     guard = guard_of(silo(tmp_path))
     for t in range(1, 5):
         assert torch.isfinite(guard.answer("run", scenario(tmp_path), t, ZERO)).all()
@@ -71,7 +71,7 @@ def test_a_guard_answers_for_the_persons_of_its_own_file(tmp_path: Path) -> None
     assert labels[6].tolist()[2] == -1  # p6 has two records only
 
 
-def test_secret_rounds_of_persons_are_charged_too(tmp_path: Path) -> None:
+def test_a_run_with_random_allocation_of_persons_is_charged_with_slack(tmp_path: Path) -> None:
     guard = guard_of(silo(tmp_path))
     text = scenario(tmp_path, federation__sampling="allocation", **SECRET)
     assert torch.isfinite(guard.answer("run", text, 1, ZERO)).all()
@@ -81,7 +81,9 @@ def test_secret_rounds_of_persons_are_charged_too(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("sampling", ["allocation", "poisson"])
-def test_a_guard_that_restarts_draws_the_same_persons_anew_in_every_epoch(tmp_path: Path, sampling: str) -> None:
+def test_a_restarted_guard_repeats_its_draw_of_persons_and_redraws_in_every_epoch(
+    tmp_path: Path, sampling: str
+) -> None:
     """Guards that end after each of 14 rounds answer as one silo with the ledger's key: whole persons."""
     path, rounds = silo(tmp_path, rounds=14), range(1, 15)
     epochs = {"federation__epochs": 2, "federation__rounds": 14}
@@ -114,7 +116,7 @@ def test_a_guard_that_restarts_draws_the_same_persons_anew_in_every_epoch(tmp_pa
         ({}, PERSONS, {"federation__batches": [8, 3]}, "needs 8 users of this silo, here are fewer"),
     ],
 )
-def test_other_units_are_refused(
+def test_runs_whose_unit_of_protection_differs_from_the_policy_are_refused(
     tmp_path: Path, allow: dict[str, Any], persons: list[str] | None, privacy: dict[str, Any], line: str
 ) -> None:
     guard = guard_of(silo(tmp_path, persons, **allow))
@@ -151,7 +153,7 @@ def test_a_server_fills_up_persons_to_16_records_or_to_2_to_the_26_values() -> N
             shard.unit_count(make_unit("user", largest + 1))
 
 
-def test_whose_records_are_is_part_of_what_the_ledger_was_begun_for(tmp_path: Path) -> None:
+def test_a_ledger_is_refused_after_the_assignment_of_records_to_persons_changed(tmp_path: Path) -> None:
     guard_of(path := silo(tmp_path))
     for persons, line in (
         (np.array(PERSONS[::-1]), "not the records"),
@@ -162,7 +164,7 @@ def test_whose_records_are_is_part_of_what_the_ledger_was_begun_for(tmp_path: Pa
             guard_of(path)
 
 
-def test_runs_of_smaller_units_have_no_price_for_persons(tmp_path: Path) -> None:
+def test_runs_that_protect_records_have_no_price_under_a_policy_for_persons(tmp_path: Path) -> None:
     """Guarantee of `spent`: k·μ would be right for a known k, and a run that protects persons protects records."""
     persons, records = scenario(tmp_path), scenario(tmp_path, unit="record", records=None)
     assert price_charges([Charge(records, 0.5, 0.0)], "zero-out", "user") == [None]
@@ -174,7 +176,7 @@ def test_runs_of_smaller_units_have_no_price_for_persons(tmp_path: Path) -> None
     assert price_charges([Charge(exchanged, 0.5, 0.0)], "replace-one", "record") == [ApproximateGDP(0.5)]
 
 
-def test_runs_that_take_more_or_fewer_records_of_a_person_see_their_own_rows(tmp_path: Path) -> None:
+def test_runs_with_different_records_per_person_get_correctly_shaped_labels(tmp_path: Path) -> None:
     """Rows are kept in memory by what they are made of: how many records a person adds is part of that."""
     guard = guard_of(silo(tmp_path, budget=8.0))
     for records in (3, 2, 3):

@@ -203,7 +203,9 @@ def test_a_run_that_reads_too_few_records_is_refused(tmp_path: Path) -> None:
     guard_at(tmp_path / "eight", least_records=8).answer("run", cell_json(), 1, ZERO)
 
 
-def test_a_budget_expires_at_the_end_of_a_day(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_budget_expires_at_the_end_of_its_day_in_utc_even_for_open_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Runs under way, too: the last day's end is a moment in UTC, by the silo's own clock."""
 
     class Clock(datetime):
@@ -238,7 +240,7 @@ def test_releases_that_cannot_be_accounted_for_are_refused_in_one_line_under_any
     assert charged(guard) == []
 
 
-def test_a_trusted_policy_releases_sums_at_the_price_of_what_the_server_publishes(tmp_path: Path) -> None:
+def test_a_policy_that_trusts_the_server_releases_exact_sums_and_charges_the_published_mu(tmp_path: Path) -> None:
     guard, trusted = guard_at(tmp_path, trust="trusted"), cell_json(algorithm__trust="trusted")
     first = guard.answer("run", trusted, 1, ZERO)
     assert torch.equal(first, guard_at(tmp_path / "other", trust="trusted").answer("run", trusted, 1, ZERO))
@@ -248,7 +250,7 @@ def test_a_trusted_policy_releases_sums_at_the_price_of_what_the_server_publishe
     refused(guard, "budget is 4", cell_json(algorithm__trust="trusted", privacy__rho=1.0), run="c")
 
 
-def test_the_budget_is_for_the_shard_and_not_for_a_run(tmp_path: Path) -> None:
+def test_the_budget_covers_all_runs_on_a_shard_together(tmp_path: Path) -> None:
     """Runs of mu = 2.4 and 3.2 compose to exactly 4; a third, however small, is refused under any name."""
     guard = guard_at(tmp_path)
     guard.answer("a", cell_json(privacy__rho=2.4), 1, ZERO)
@@ -274,7 +276,7 @@ def test_the_budget_is_for_the_shard_and_not_for_a_run(tmp_path: Path) -> None:
     ],
     ids=["clip", "residual_clip", "clip beside an anchor's"],
 )  # fmt: skip
-def test_the_smallest_clip_of_any_round_and_part_has_a_bound_too(
+def test_clips_below_the_least_clip_of_the_policy_are_refused_for_every_part(
     tmp_path: Path, epochs: int, algorithm: dict[str, Any]
 ) -> None:
     """A server that clips at next to nothing chooses the numbers that arithmetic is worst at."""
@@ -288,7 +290,7 @@ def test_the_smallest_clip_of_any_round_and_part_has_a_bound_too(
     assert torch.isfinite(guard_at(tmp_path, least_clip=1e-3).answer("run", asked, 1, ZERO)).all()
 
 
-def test_a_policy_written_before_a_key_was_there_still_loads(tmp_path: Path) -> None:
+def test_a_policy_without_newer_keys_loads_with_their_defaults(tmp_path: Path) -> None:
     """What it does not say is at its default: none of these keys widens what it allowed."""
     allow = read_policy(write_silo(tmp_path)).allow
     assert allow.model_fields_set == {"relation", "clip", "rounds", "budget"}
@@ -358,7 +360,7 @@ def test_a_silo_without_a_number_or_classes_has_no_policy(tmp_path: Path) -> Non
         assert getattr(EvaluationLimits.model_validate({"budget": 1.0, key: 1}), key) == 1
 
 
-def test_a_template_has_every_key_and_is_a_policy(tmp_path: Path) -> None:
+def test_the_policy_template_is_valid_and_lists_every_key(tmp_path: Path) -> None:
     path = tmp_path / "new.toml"
     write_template(path)
     policy = read_policy(path)
@@ -389,7 +391,7 @@ def test_a_template_has_every_key_and_is_a_policy(tmp_path: Path) -> None:
           ('"512 MB"', "-1", '"1 KiB"', "true", '"much"')],
     ],
 )  # fmt: skip
-def test_bounds_that_say_nothing_or_contradict_each_other_are_refused(
+def test_invalid_or_contradictory_bounds_of_a_policy_are_refused(
     tmp_path: Path, allow: dict[str, Any], extra: str, line: str
 ) -> None:
     path = write_silo(tmp_path, **allow)
@@ -398,7 +400,7 @@ def test_bounds_that_say_nothing_or_contradict_each_other_are_refused(
         read_policy(path)
 
 
-def test_files_that_cannot_be_trusted_are_refused(tmp_path: Path) -> None:
+def test_a_fixed_seed_an_unsafe_ledger_and_a_malformed_shard_are_refused(tmp_path: Path) -> None:
     path = write_silo(tmp_path)
     path.write_text(path.read_text().replace("silo = 0", "silo = 0\nseed = 1"))
     with pytest.raises(InputError, match="seed: a fixed seed is refused"):
@@ -426,7 +428,7 @@ def test_files_that_cannot_be_trusted_are_refused(tmp_path: Path) -> None:
             load_shard(tmp_path / f"{name}.npz", 10)
 
 
-def test_evaluations_have_no_slack_of_training(tmp_path: Path) -> None:
+def test_the_slack_of_training_does_not_apply_to_evaluations(tmp_path: Path) -> None:
     path = write_silo(tmp_path, slack=1e-6)
     path.write_text(path.read_text() + "[evaluation]\nbudget = 1.0\n")
     tests = read_policy(path).test_policy
@@ -447,13 +449,15 @@ def test_evaluations_have_no_slack_of_training(tmp_path: Path) -> None:
         ('"64MiB"', 2**26),
     ],
 )
-def test_memory_is_bytes_or_said_with_a_unit(tmp_path: Path, given: str, expected: int) -> None:
+def test_the_memory_limit_of_a_policy_accepts_bytes_and_binary_units(
+    tmp_path: Path, given: str, expected: int
+) -> None:
     path = write_silo(tmp_path)
     path.write_text(path.read_text() + f"memory = {given}\n")
     assert read_policy(path).allow.memory == expected
 
 
-def test_a_ledger_that_is_one_commit_older_is_refused(tmp_path: Path) -> None:
+def test_a_ledger_rolled_back_by_one_commit_is_refused(tmp_path: Path) -> None:
     """A run that was opened and not answered is one commit: its charge must not be forgotten either."""
     path, kept = tmp_path / "l.sqlite", tmp_path / "copy"
     create_ledger(path, tmp_path / "l.sqlite.mark", b"")
@@ -468,7 +472,7 @@ def test_a_ledger_that_is_one_commit_older_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("key", ["mark", "peers"])
-def test_one_file_with_two_meanings_is_refused(tmp_path: Path, key: str) -> None:
+def test_a_policy_that_names_one_file_for_two_purposes_is_refused(tmp_path: Path, key: str) -> None:
     """Before, a mark that was the ledger overwrote it."""
     path = write_silo(tmp_path)
     path.write_text(f'{key} = "ledger-0.sqlite"\n{path.read_text()}')
@@ -476,7 +480,7 @@ def test_one_file_with_two_meanings_is_refused(tmp_path: Path, key: str) -> None
         read_policy(path)
 
 
-def test_a_shard_of_damaged_compressed_bytes_is_refused_in_one_line(tmp_path: Path) -> None:
+def test_a_damaged_npz_shard_is_refused_with_its_file_name(tmp_path: Path) -> None:
     images = np.random.default_rng(0).integers(0, 256, (50, 20, 20), np.uint8)
     np.savez_compressed(tmp_path / "shard.npz", images=images, labels=np.zeros(50, np.int64))
     content = (tmp_path / "shard.npz").read_bytes()

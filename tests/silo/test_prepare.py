@@ -43,7 +43,7 @@ def begun(folder: Path) -> Policy:
     return policy
 
 
-def test_shards_are_the_simulations_and_share_no_record(tmp_path: Path) -> None:
+def test_prepared_shards_are_disjoint_and_equal_those_of_the_simulation(tmp_path: Path) -> None:
     small = scenario()
     folders = prepare_silos(small, tmp_path, run_count=1)
     assert folders == [tmp_path / f"silo-{silo}" / "guard" for silo in range(3)]
@@ -59,7 +59,7 @@ def test_shards_are_the_simulations_and_share_no_record(tmp_path: Path) -> None:
         seen |= images
 
 
-def test_a_policy_allows_the_runs_it_was_made_for_and_no_more(tmp_path: Path) -> None:
+def test_a_prepared_policy_allows_the_planned_number_of_runs_and_no_more(tmp_path: Path) -> None:
     small = scenario()
     policy = begun(prepare_silos(small, tmp_path, run_count=2)[1])
     assert (policy.silo, policy.classes, policy.allow.rounds) == (1, 10, 8)
@@ -83,18 +83,18 @@ def test_a_policy_for_a_sweep_is_as_wide_as_its_widest_run_and_has_the_budget_of
     assert policy.evaluation.evaluations == 4
 
 
-def test_every_character_of_a_name_survives_a_policy_file() -> None:
+def test_unicode_and_quotes_survive_writing_a_policy_file() -> None:
     keys = {"statistics": ["größe", "😀", 'a "quoted" \\ name'], "slack": 1e-8, "trust": "trusted"}
     assert tomllib.loads(format_toml(keys)) == keys
 
 
-def test_records_that_a_ledger_may_belong_to_are_not_replaced(tmp_path: Path) -> None:
+def test_preparing_silos_does_not_overwrite_an_existing_shard(tmp_path: Path) -> None:
     prepare_silos(scenario(), tmp_path, run_count=1)
     with pytest.raises(InputError, match=r"silo-0/guard/shard\.npz exists"):
         prepare_silos(scenario(), tmp_path, run_count=1)
 
 
-def test_a_ledger_that_is_put_back_with_its_folder_is_refused(tmp_path: Path) -> None:
+def test_rolling_back_the_folder_of_a_prepared_ledger_is_detected_by_its_rollback_mark(tmp_path: Path) -> None:
     """Its mark is in another folder, of which a compose file makes another volume."""
     policy = begun(prepare_silos(scenario(), tmp_path, run_count=2)[0])
     snapshot = shutil.copytree(policy.ledger.parent, tmp_path / "snapshot")
@@ -105,7 +105,7 @@ def test_a_ledger_that_is_put_back_with_its_folder_is_refused(tmp_path: Path) ->
         open_guard(policy)
 
 
-def test_a_trusted_servers_silos_say_that_they_trust_it(tmp_path: Path) -> None:
+def test_prepared_policies_of_a_trusted_server_scenario_trust_the_server(tmp_path: Path) -> None:
     folders = prepare_silos(scenario(algorithm__trust="trusted"), tmp_path, run_count=1)
     assert {read_policy(folder / "policy.toml").allow.trust for folder in folders} == {"trusted"}
 
@@ -121,7 +121,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize(("overrides", "reason"), REFUSED.values(), ids=REFUSED)
-def test_no_policy_is_made_for_releases_that_every_guard_refuses(
+def test_preparing_silos_is_refused_for_scenarios_that_every_guard_refuses(
     tmp_path: Path, overrides: dict[str, Any], reason: str
 ) -> None:
     with pytest.raises(InputError, match=reason):
@@ -129,7 +129,7 @@ def test_no_policy_is_made_for_releases_that_every_guard_refuses(
     assert not list(tmp_path.iterdir())
 
 
-def test_a_policy_for_persons_says_so_and_its_guard_answers(tmp_path: Path) -> None:
+def test_a_prepared_policy_for_persons_has_unit_user_and_its_guard_answers(tmp_path: Path) -> None:
     persons = scenario(persons_tree(tmp_path))
     for folder in prepare_silos(persons, tmp_path / "silos", run_count=1):
         policy = begun(folder)

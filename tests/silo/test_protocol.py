@@ -104,7 +104,7 @@ def overheard() -> Overheard:
     return Overheard(app_that(answer), sent, queries)
 
 
-def test_the_server_sees_uniform_words_whose_sum_is_the_sum_of_the_rounded_releases(overheard: Overheard) -> None:
+def test_masked_messages_are_uniform_and_sum_to_the_rounded_releases(overheard: Overheard) -> None:
     """Guarantee of Silo.message: unequal silos, every round; χ² of bytes at level 1e-6 a message, 24 messages."""
     app, sent, queries = overheard
     cell = masked_cell(federation=UNEQUAL)
@@ -130,7 +130,9 @@ def test_the_server_sees_uniform_words_whose_sum_is_the_sum_of_the_rounded_relea
         assert np.array_equal(together, words)
 
 
-def test_messages_are_eight_bytes_a_coordinate_and_queries_carry_a_key_a_silo(overheard: Overheard) -> None:
+def test_masked_messages_take_eight_bytes_per_coordinate_and_queries_one_key_per_silo(
+    overheard: Overheard,
+) -> None:
     app, sent, queries = overheard
     run_over(app, masked_cell(run__dtype="float32", federation__rounds=2))
     assert {message.numpy().nbytes for messages in sent.values() for message in messages} == {8 * 7850}
@@ -138,7 +140,7 @@ def test_messages_are_eight_bytes_a_coordinate_and_queries_carry_a_key_a_silo(ov
     assert len(keys) == 3 * 32
 
 
-def test_sum_and_noise_are_not_rounded_before_the_grid() -> None:
+def test_a_masked_release_has_double_precision_before_rounding_to_the_grid() -> None:
     """Guarantee: a large sum in float32 would swallow the digits of the noise below the grid, in each silo."""
     cell = masked_cell(run__dtype="float32")
     silo, plan = SimulatedFederation.from_cell(cell).silo(0), plan_with(cell)
@@ -152,7 +154,7 @@ def test_sum_and_noise_are_not_rounded_before_the_grid() -> None:
 
 
 @pytest.mark.parametrize("federation", [{"silos": 4, "rounds": 8}, UNEQUAL])
-def test_the_sum_has_the_trusted_servers_noise(federation: dict[str, Any]) -> None:
+def test_the_decoded_masked_sum_has_the_noise_of_a_trusted_server(federation: dict[str, Any]) -> None:
     """KS at level 1e-4 against N(0, σ²) of the trusted server; rejected with one share less; rounds apart."""
     cell = masked_cell(federation=federation, privacy={"relation": "zero-out", "mu": 2.0})
     trusted, plan, silos = trusting(cell), plan_with(cell), cell.federation.silos
@@ -178,7 +180,7 @@ def test_the_sum_has_the_trusted_servers_noise(federation: dict[str, Any]) -> No
     assert np.abs(np.corrcoef(drawn) - np.eye(8)).max() < 5 / math.sqrt(7850)
 
 
-def test_what_is_charged_is_the_noise_of_the_sum() -> None:
+def test_the_claim_of_a_masked_run_follows_from_the_noise_of_the_sum() -> None:
     """Halving every share doubles the claim; leaving one of three out makes it √(3/2) of itself."""
     plan = plan_with(masked_cell(federation=UNEQUAL))
     (stream,) = make_release_streams(plan, 8)
@@ -192,7 +194,7 @@ def test_what_is_charged_is_the_noise_of_the_sum() -> None:
         assert claim.guarantee.mu == pytest.approx(mu, rel=1e-12)  # type: ignore[union-attr]
 
 
-def test_each_silos_own_stream_is_worth_its_share_alone() -> None:
+def test_the_noise_share_of_one_silo_gives_sqrt_m_times_the_mu_of_the_sum() -> None:
     """Guarantee: against everybody else together μ √M is left, whatever the silos' sizes."""
     plan = plan_with(masked_cell(federation__silos=4))
     assert make_silo_stream(plan, 0, 8).mu == pytest.approx(8.0)
@@ -202,7 +204,7 @@ def test_each_silos_own_stream_is_worth_its_share_alone() -> None:
 
 
 @pytest.mark.parametrize("missing", ["key", "round 3"])
-def test_a_silo_that_is_missing_ends_the_run_with_its_number(missing: str) -> None:
+def test_a_missing_silo_ends_a_masked_run_with_an_error_that_names_the_silo(missing: str) -> None:
     """Guarantee: a partial sum is never decoded."""
 
     def answer(message: Message, context: Context) -> Message:
@@ -228,7 +230,7 @@ class Forgetful(InProcessGrid):
         return [reply for reply in replies if self.rounds < 3 or reply.metadata.src_node_id != 1002]
 
 
-def test_a_reply_that_is_lost_is_never_summed_around() -> None:
+def test_a_masked_round_with_a_lost_reply_is_not_aggregated() -> None:
     cell = masked_cell()
     strategy = simulated_strategy(plan_with(cell), objective_of(cell).initial(), cell)
     with pytest.raises(RunError, match="round 3: no reply from silo 2"):
@@ -236,7 +238,7 @@ def test_a_reply_that_is_lost_is_never_summed_around() -> None:
     assert strategy.rounds_done == 2
 
 
-def test_a_message_that_is_not_masked_words_is_refused() -> None:
+def test_a_reply_that_is_not_a_masked_message_is_refused() -> None:
     def answer(message: Message, context: Context) -> Message:
         if message.metadata.message_type == PUBLIC_KEY_QUERY or context.node_config["partition-id"] != 1:
             return honest(message, context)
@@ -259,18 +261,20 @@ PHASED = {"name": "phased-sgd", "trust": MASKED, "step": 0.01, "radius": 2.0}
         ({"algorithm": PHASED}, "phased-sgd can be run with 'curator'"),
     ],
 )
-def test_what_secure_aggregation_cannot_do_is_refused_in_a_line(overrides: dict[str, Any], reason: str) -> None:
+def test_scenarios_incompatible_with_secure_aggregation_are_refused_in_one_line(
+    overrides: dict[str, Any], reason: str
+) -> None:
     with pytest.raises(InputError, match=reason) as refusal:
         masked_cell(**overrides)
     assert "\n" not in str(refusal.value)
 
 
-def test_a_sum_without_room_is_refused() -> None:
+def test_a_masked_sum_that_does_not_fit_on_the_grid_is_refused() -> None:
     cell = masked_cell(algorithm__clip=1e3, privacy={"relation": "zero-out", "mu": 1e8}, run__dtype="float64")
     with pytest.raises(InputError, match="do not fit on a grid"):
         plan_with(cell)
 
 
-def test_ledgers_of_masked_runs_are_read_back(tmp_path: Path) -> None:
+def test_the_release_stream_of_a_masked_run_survives_a_json_round_trip(tmp_path: Path) -> None:
     (stream,) = make_release_streams(plan_with(masked_cell()), 8)
     assert stream_from_data(json.loads(json.dumps(stream_to_data(stream)))) == stream

@@ -63,7 +63,9 @@ def plan_of(guard: Guard, text: str) -> Plan:
 
 
 @pytest.mark.parametrize("sampling", ["allocation", "poisson"])
-def test_a_sampled_run_is_charged_what_its_curve_certifies(tmp_path: Path, sampling: str) -> None:
+def test_a_subsampled_run_is_charged_the_mu_that_its_privacy_curve_certifies_at_the_slack(
+    tmp_path: Path, sampling: str
+) -> None:
     """Guarantee: (μ, 1e-8) of this silo's own stream, before its first answer; not the μ that ε alone would be."""
     guard = guard_at(tmp_path)
     for t in range(1, ROUNDS + 1):
@@ -78,7 +80,7 @@ def test_a_sampled_run_is_charged_what_its_curve_certifies(tmp_path: Path, sampl
     assert charge.mu > 1.1 * mu_of(1.0, 1e-5)  # the μ with the same ε: as a lifetime budget it would be a lie
 
 
-def test_a_replaced_record_is_charged_no_less_than_its_two_runs_differ(tmp_path: Path) -> None:
+def test_the_replace_one_price_of_random_allocation_is_never_below_monte_carlo_estimates(tmp_path: Path) -> None:
     """Guarantee: the price (μ, 1e-8) under replace-one lies above samples of the two runs.
 
     And below twice the price of a record that is zeroed out: what a chain through the run without it asks for.
@@ -98,14 +100,14 @@ def test_a_replaced_record_is_charged_no_less_than_its_two_runs_differ(tmp_path:
     assert removed.mu < charge.mu < 0.95 * 2.0 * removed.mu
 
 
-def test_without_slack_a_sampled_run_is_refused_with_the_reason(tmp_path: Path) -> None:
+def test_a_subsampled_run_is_refused_by_a_policy_without_slack(tmp_path: Path) -> None:
     guard = guard_at(tmp_path, slack=0.0)
     reason = "a run with random allocation keeps to one but for a probability: allow"
     refused(guard, reason, scenario(), query=QUERY)
     assert guard._ledger.charges() == []
 
 
-def test_slack_and_budget_are_both_used_up(tmp_path: Path) -> None:
+def test_subsampled_runs_consume_both_the_slack_and_the_budget(tmp_path: Path) -> None:
     """Two runs use a slack of 2e-8 up; with more of it the third would cost √3 times μ, above the budget."""
     guard = guard_at(tmp_path, slack=2e-8, budget=9.0)
     guard.answer("a", scenario(), 1, QUERY)
@@ -119,7 +121,7 @@ def test_slack_and_budget_are_both_used_up(tmp_path: Path) -> None:
     assert len(wide._ledger.charges()) == 3
 
 
-def test_exact_and_sampled_runs_share_one_budget(tmp_path: Path) -> None:
+def test_runs_with_and_without_subsampling_share_one_budget(tmp_path: Path) -> None:
     guard = guard_at(tmp_path, budget=1.0)
     guard.answer("exact", scenario("fixed"), 1, QUERY)
     guard.answer("secret", scenario(), 1, QUERY)
@@ -132,7 +134,7 @@ def test_exact_and_sampled_runs_share_one_budget(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("sampling", ["allocation", "poisson"])
-def test_a_guard_that_restarts_in_the_middle_draws_the_same_bins(tmp_path: Path, sampling: str) -> None:
+def test_a_restarted_guard_reproduces_its_secret_schedule_of_records(tmp_path: Path, sampling: str) -> None:
     """Every answer of guards that end after each round is that of one silo with the ledger's key."""
     answers, rounds = [guard_at(tmp_path).answer("run", scenario(sampling), 1, QUERY)], range(1, ROUNDS + 1)
     silo = silo_with_key_of(guard_at(tmp_path))
@@ -146,7 +148,7 @@ def test_a_guard_that_restarts_in_the_middle_draws_the_same_bins(tmp_path: Path,
     assert any(count != 2 for count in drawn)  # in rounds of its own choice
 
 
-def test_a_narrowed_policy_holds_for_sampled_runs_that_are_open(tmp_path: Path) -> None:
+def test_a_lowered_slack_applies_to_open_subsampled_runs(tmp_path: Path) -> None:
     guard_at(tmp_path).answer("run", scenario(), 1, QUERY)
     for slack, reason in ((0.0, "leaves none"), (1e-9, "with slack 1e-08; the budget is 1")):
         refused(guard_at(tmp_path, slack=slack), reason, scenario(), t=2, query=QUERY)
@@ -154,7 +156,7 @@ def test_a_narrowed_policy_holds_for_sampled_runs_that_are_open(tmp_path: Path) 
     assert torch.isfinite(other.answer("run", scenario(), 2, QUERY)).all()  # charged when it was opened
 
 
-def test_a_policy_for_one_run_admits_it_and_no_other(tmp_path: Path) -> None:
+def test_a_policy_computed_for_one_subsampled_run_admits_no_second_run(tmp_path: Path) -> None:
     """What `--engine deployment` writes for its silos."""
     cell = resolve_cell({**tree(), "data": {"name": "synthetic"}}, "test")
     allow = run_allowance(cell, load_task(cell))
@@ -164,7 +166,7 @@ def test_a_policy_for_one_run_admits_it_and_no_other(tmp_path: Path) -> None:
     refused(guard, "the budget is", scenario(epsilon=0.1), query=QUERY, run="another")
 
 
-def test_other_neighbours_double_an_exact_price_and_leave_a_sampled_one_unknown() -> None:
+def test_replace_one_doubles_a_gaussian_zero_out_price_and_leaves_a_subsampled_one_unknown() -> None:
     """Guarantee of `spent`: replace-one is two steps of zero-out; a curve in (μ, δ₀) has no such rule."""
     zero_out, replace_one = scenario(), scenario().replace("zero-out", "replace-one")
     exact, sampled = Charge(zero_out, 0.5, 0.0), Charge(zero_out, 0.5, SLACK)
@@ -181,7 +183,7 @@ def test_other_neighbours_double_an_exact_price_and_leave_a_sampled_one_unknown(
     )
 
 
-def test_rounds_that_draw_very_many_records_are_in_the_slack() -> None:
+def test_the_probability_of_overfull_rounds_is_part_of_the_slack_and_raises_the_price() -> None:
     """What they can give away comes off what the curve may use: the price rises, its slack is the policy's."""
     cell = resolve_cell(tree(), "test")
     plan = make_plan(cell, load_task(cell).objective)
@@ -202,7 +204,7 @@ def test_rounds_that_draw_very_many_records_are_in_the_slack() -> None:
 
 
 @pytest.mark.parametrize("slack", [1e-8, 3e-7, 0.1])
-def test_what_is_certified_and_what_overflows_are_within_the_slack(slack: float) -> None:
+def test_certified_delta_plus_overflow_probability_never_exceed_the_slack(slack: float) -> None:
     """Guarantee: in rationals, not only up to a rounding."""
     for part in (0.1, 0.3, 1 / 3, 0.7):
         overflow = part * slack
@@ -212,7 +214,7 @@ def test_what_is_certified_and_what_overflows_are_within_the_slack(slack: float)
         assert Fraction(rest) + Fraction(overflow) <= Fraction(slack)
 
 
-def test_runs_whose_slacks_add_up_to_one_are_more_than_any_budget() -> None:
+def test_prices_whose_slacks_add_up_to_one_have_no_composition() -> None:
     """δ = 1 promises nothing, and neither does a run whose cost is not known."""
     half = ApproximateGDP(1.0, 0.5)
     assert compose_prices([half, half]) is None

@@ -73,7 +73,7 @@ def values(desk: RequestQueue) -> dict[str, float]:
     return {figure.name.removeprefix("fedpriv_guard_"): figure.value for figure in figures}
 
 
-def test_a_guard_counts_what_it_does_and_says_what_is_left(tmp_path: Path) -> None:
+def test_metrics_of_a_guard_count_replies_and_refusals_and_report_the_remaining_budget(tmp_path: Path) -> None:
     desk = desk_of(tmp_path)
     before = values(desk)
     assert {before[name] for name in ("answered_total", "runs", "spent_mu", "last_answer_seconds")} == {0}
@@ -134,7 +134,7 @@ def test_a_guard_tells_the_shapes_of_a_query_and_opens_nothing(tmp_path: Path) -
     assert values(desk)["runs"] == 0
 
 
-def test_what_is_seen_of_a_guard_does_not_depend_on_a_record(
+def test_metrics_and_log_lines_of_a_guard_do_not_depend_on_any_record(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Guarantee of `seen`: no line and no figure depends on the records but through their number."""
@@ -180,7 +180,9 @@ def test_what_is_told_of_an_opened_run_is_its_charge_and_what_is_left(caplog: py
     assert {getattr(record, "run", None) for record in caplog.records} == {"r" * 40 + " …"}
 
 
-def test_figures_change_when_a_tick_is_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_metrics_of_a_guard_change_only_at_the_end_of_a_policy_tick(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Guarantee of `seen`: the time of a change says no more than that of a reply."""
     desk = desk_of(tmp_path, tick=0.05)
     during, sleep = [], time.sleep
@@ -190,7 +192,7 @@ def test_figures_change_when_a_tick_is_over(tmp_path: Path, monkeypatch: pytest.
     assert figures == [(0, 0), (1, 1)]
 
 
-def test_a_run_is_told_as_opened_only_once_it_is_on_file(
+def test_a_run_is_logged_as_opened_only_after_the_ledger_stored_it(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     desk = desk_of(tmp_path)
@@ -210,7 +212,7 @@ def test_a_run_is_told_as_opened_only_once_it_is_on_file(
 
 
 @pytest.mark.parametrize("form", [False, True], ids=["text", "json"])
-def test_a_strangers_words_make_no_line_and_no_fact(form: bool) -> None:
+def test_run_names_and_error_texts_cannot_forge_log_records(form: bool) -> None:
     """Guarantee of `logs`: neither a run's name nor an error with a traceback forges a record."""
     for name in (FORGED, "\u2028forged", "a\rb", '"quoted" event=opened'):
         try:
@@ -238,7 +240,7 @@ FIGURES = [
 ]
 
 
-def test_the_text_is_that_of_the_format() -> None:
+def test_metrics_are_formatted_in_the_prometheus_text_format() -> None:
     assert format_metrics(FIGURES) == (
         "# HELP asked_total Requests.\n# TYPE asked_total counter\n"
         'asked_total{of="tests"} 3\nasked_total{of="a \\"name\\"\\\\ of\\ntwo lines"} 1.152921504606847e+18\n'
@@ -259,7 +261,7 @@ def asked(connect: Callable[[], socket.socket], path: str = "/metrics") -> tuple
     return reply.status, text.decode()
 
 
-def test_figures_are_told_to_this_machine_only() -> None:
+def test_metrics_are_served_on_the_loopback_interface_only() -> None:
     """Guarantee of `serve_metrics`: it listens on the loopback interface, and on no other."""
     port = free_port()
     connect = lambda: socket.create_connection(("127.0.0.1", port), 10.0)  # noqa: E731
@@ -277,7 +279,7 @@ def test_figures_are_told_to_this_machine_only() -> None:
     assert not [thread for thread in threading.enumerate() if "serve_forever" in thread.name]
 
 
-def test_a_socket_is_its_users_own(tmp_path: Path) -> None:
+def test_the_metrics_socket_is_accessible_to_its_owner_only(tmp_path: Path) -> None:
     place = tmp_path / "metrics.sock"
 
     def connect() -> socket.socket:
@@ -293,12 +295,12 @@ def test_a_socket_is_its_users_own(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("place", ["0.0.0.0:9464", ":9464", "localhost:9464", "70000"])
-def test_a_place_for_other_machines_is_refused(place: str) -> None:
+def test_a_metrics_address_reachable_from_other_machines_is_refused(place: str) -> None:
     with pytest.raises(InputError, match=f"^--metrics {re.escape(place)}: "), serve_metrics(place, list):
         pass
 
 
-def test_a_file_is_not_replaced_by_a_socket(tmp_path: Path) -> None:
+def test_the_metrics_socket_does_not_replace_an_existing_file(tmp_path: Path) -> None:
     (tmp_path / "ledger.sqlite").write_text("rows")
     place = str(tmp_path / "ledger.sqlite")
     with pytest.raises(InputError, match="is a file, and no socket"), serve_metrics(place, list):
@@ -306,6 +308,6 @@ def test_a_file_is_not_replaced_by_a_socket(tmp_path: Path) -> None:
     assert (tmp_path / "ledger.sqlite").read_text() == "rows"
 
 
-def test_nothing_is_opened_unasked() -> None:
+def test_no_metrics_are_served_without_an_address() -> None:
     with serve_metrics(None, lambda: pytest.fail("nobody asks")):
         pass

@@ -53,7 +53,7 @@ def noise_of_releases(silo: Silo, exact: Silo) -> torch.Tensor:
     return torch.stack(rows)
 
 
-def test_noise_has_the_papers_variance_and_is_independent() -> None:
+def test_silo_noise_has_the_variance_of_the_paper_and_is_independent_over_rounds_and_silos() -> None:
     """σ² = 4 S² T / ρ² per coordinate; KS at level 1e-4, and rejected at 2/3 and 3/2 of σ; rounds uncorrelated."""
     rounds = {"federation__rounds": 16}
     noise, other = (
@@ -72,7 +72,9 @@ def test_noise_has_the_papers_variance_and_is_independent() -> None:
     assert abs(np.corrcoef(noise.flatten(), other.flatten())[0, 1]) < 5 / np.sqrt(values.size)
 
 
-def test_silos_of_one_process_hold_a_bounded_amount_of_noise(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prefetched_noise_of_a_silo_is_bounded_without_changing_its_releases(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """The more silos, the fewer rounds each draws ahead, round 1 alone; what it releases stays the same."""
     exact = silo_at(**WITHOUT_NOISE)
     unbounded = noise_of_releases(silo_at(), exact)
@@ -89,11 +91,11 @@ def test_silos_of_one_process_hold_a_bounded_amount_of_noise(monkeypatch: pytest
     assert drawn == [1, 2, 2, 2, 1]
 
 
-def test_trusted_silo_releases_exactly_its_sum() -> None:
+def test_a_silo_of_a_trusted_server_releases_its_exact_sum() -> None:
     assert torch.all(noise_of_releases(silo_at(2, algorithm__trust="trusted"), silo_at(2, **WITHOUT_NOISE)) == 0.0)
 
 
-def test_trusted_noise_is_one_over_silos_of_the_untrusted() -> None:
+def test_server_noise_under_trust_is_the_silo_noise_divided_by_the_number_of_silos() -> None:
     """σ = 2 S √T / (ρ M) at the server against 2 S √T / ρ at each silo."""
     trusted, untrusted = (
         make_plan(cell_of(algorithm__trust=trust, federation__silos=5), load_task(cell_of()).objective).noise
@@ -130,7 +132,7 @@ def test_no_record_is_shared_between_silos() -> None:
         (2, ZERO + torch.inf, "not finite"),
     ],
 )
-def test_a_silo_refuses_what_the_protocol_does_not_have(t: int, query: torch.Tensor, line: str) -> None:
+def test_a_silo_refuses_rounds_out_of_order_and_malformed_queries(t: int, query: torch.Tensor, line: str) -> None:
     silo = silo_at()
     _, state = silo.answer(silo.initial_state(), 1, ZERO)
     with pytest.raises(RunError, match=line):
@@ -182,7 +184,7 @@ def test_a_silo_stops_after_the_last_round() -> None:
         silo.answer(state, 3, ZERO)
 
 
-def test_state_survives_a_context_and_its_way_to_another_process() -> None:
+def test_round_state_survives_storage_in_a_flower_context_and_pickling() -> None:
     silo, records = silo_at(), RecordDict()
     assert ContextStore(records).load(silo).last_round == 0
     for _, _, state in replay(silo, [torch.randn(7850, dtype=torch.float64) for _ in range(3)]):
@@ -198,7 +200,7 @@ def test_state_survives_a_context_and_its_way_to_another_process() -> None:
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("batch", [1, 3])
-def test_bits_do_not_follow_from_where_a_message_or_an_array_lies(dtype: str, batch: int) -> None:
+def test_release_bits_do_not_depend_on_the_memory_alignment_of_queries_and_records(dtype: str, batch: int) -> None:
     """Guarantee: the same values in the same shapes give the same bits in every process of one machine.
 
     Queries, records and states lie at every address that a message can put them at, on a processor whose products
@@ -261,7 +263,7 @@ def releases(silo: Silo, rounds: Iterable[int] = range(1, 9)) -> dict[int, torch
 
 
 @pytest.mark.parametrize("rounds", [[1, 2, 5, 6, 8], [3, 4], [1, 8]])
-def test_noise_after_a_gap_is_the_noise_that_the_round_always_had(rounds: list[int]) -> None:
+def test_skipping_rounds_does_not_change_the_noise_of_later_rounds(rounds: list[int]) -> None:
     """Two runs over the same rounds that differ in μ only differ by multiples of the same noise rows."""
     silos = [skipping_silo(privacy__rho=rho) for rho in (1.0, 2.0)]
     (loud, quiet), (loud_part, quiet_part) = map(releases, silos), (releases(silo, rounds) for silo in silos)
@@ -269,7 +271,7 @@ def test_noise_after_a_gap_is_the_noise_that_the_round_always_had(rounds: list[i
         assert torch.allclose(loud_part[t] - quiet_part[t], loud[t] - quiet[t], rtol=1e-9, atol=1e-12)
 
 
-def test_the_next_increment_is_taken_from_the_query_that_was_answered_last() -> None:
+def test_the_increment_after_missed_rounds_starts_from_the_last_answered_query() -> None:
     """Without noise and clip, after rounds 1, 2 and 5 the sum is α_5 g_5(x_5) + what rounds 1 and 2 left."""
     silo = skipping_silo(**WITHOUT_NOISE, algorithm__clip=1e9)
     released = releases(silo, [1, 2, 5])
@@ -284,7 +286,7 @@ def test_the_next_increment_is_taken_from_the_query_that_was_answered_last() -> 
     assert torch.allclose(released[5] - released[2], weights[5] * now - weights[2] * before, rtol=1e-9, atol=1e-12)
 
 
-def test_a_gap_is_refused_where_the_scenario_has_none_and_the_past_is_closed() -> None:
+def test_skipped_rounds_are_refused_unless_allowed_and_past_rounds_are_always_refused() -> None:
     strict, silo = silo_at(), skipping_silo()
     _, state = silo.answer(silo.initial_state(), 3, queries()[2])
     for asked, after, t in ((strict, strict.initial_state(), 2), *((silo, state, t) for t in (1, 2, 3, 9))):
@@ -303,7 +305,7 @@ def test_algorithms_that_cannot_skip_rounds_refuse_to_go_on_without_a_silo() -> 
         make_plan(cell, load_task(cell).objective)
 
 
-def test_a_round_that_was_missed_enters_the_chain_that_decides_the_noise() -> None:
+def test_a_missed_round_changes_the_query_digest_that_keys_the_noise() -> None:
     """Otherwise a silo that is put back and asked round 2 after all would have one chain for two histories."""
     plan = make_plan(cell_of(), load_task(cell_of()).objective, for_release=True)
     records = Records(torch.zeros(20, 785, dtype=torch.float64), torch.zeros(20, dtype=torch.int64))

@@ -94,7 +94,7 @@ def ask(guard: Guard, text: str, run: str = "run") -> torch.Tensor:
 
 
 @pytest.mark.parametrize("missing", [(), ("split",), ("person",), ("split", "person")])
-def test_silos_may_count_a_table_whose_cells_decide_which_rows_are_for_testing(
+def test_statistics_of_a_table_with_neither_a_split_nor_a_person_column_are_refused(
     tmp_path: Path, missing: tuple[str, ...]
 ) -> None:
     table = {key: value for key, value in {**FILLED, "person": "patient"}.items() if key not in missing}
@@ -106,7 +106,7 @@ def test_silos_may_count_a_table_whose_cells_decide_which_rows_are_for_testing(
         assert StatisticsGuard.allowance(cell) == {"statistics": ["age", "sex", "outcome"]}
 
 
-def test_a_plan_is_answered_once_whoever_asks_how_often(tmp_path: Path) -> None:
+def test_repeated_statistics_get_the_stored_reply_and_are_charged_once(tmp_path: Path) -> None:
     """Guarantee: the same statistics asked again get the bytes that are on file, and are charged once."""
     guard, text = guard_at(tmp_path), scenario(plan(tmp_path))
     first = ask(guard, text, "one")
@@ -123,7 +123,7 @@ def test_records_without_a_table_have_no_cells(tmp_path: Path) -> None:
         shard.model_inputs(cell)
 
 
-def test_a_server_that_adds_the_noise_pays_for_every_time(tmp_path: Path) -> None:
+def test_repeated_statistics_of_a_trusted_server_are_charged_every_time(tmp_path: Path) -> None:
     """Guarantee: sums that leave without noise get another one every time, and are charged as often."""
     guard, text = guard_at(tmp_path, trust="trusted"), scenario(plan(tmp_path, "trusted"))
     ask(guard, text, "one")
@@ -132,9 +132,7 @@ def test_a_server_that_adds_the_noise_pays_for_every_time(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("trust", ["untrusted", "trusted"])
-def test_guarantee_no_other_scenario_takes_the_name_that_statistics_are_filed_under(
-    tmp_path: Path, trust: str
-) -> None:
+def test_guarantee_another_scenario_cannot_occupy_the_run_name_of_statistics(tmp_path: Path, trust: str) -> None:
     """Gains: a plan that is refused for good, at whatever price the one has who may ask first (S4)."""
     guard, text = guard_at(tmp_path, trust="trusted"), scenario(plan(tmp_path))
     digest = guard._admission.admit(guard._admission.canonicalize(text)).scenario_digest.hex()
@@ -148,7 +146,7 @@ def test_guarantee_no_other_scenario_takes_the_name_that_statistics_are_filed_un
     assert torch.equal(ask(guard, text, f"statistics-{digest}"), ask(guard, text, "honest"))
 
 
-def test_the_answer_is_the_count_and_its_noise(tmp_path: Path) -> None:
+def test_a_trusted_silo_releases_the_exact_counts_of_a_table(tmp_path: Path) -> None:
     asked = plan(tmp_path, "trusted", tables=[{"of": ["sex", "outcome"]}])
     sums = ask(guard_at(tmp_path, trust="trusted"), scenario(asked))
     unit = asked.make_plan(for_release=True).required_exact_plan.lattice.unit
@@ -217,7 +215,7 @@ HOSTILE: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
-def test_a_survival_table_of_as_many_cells_as_are_released_together_is_a_table() -> None:
+def test_the_cell_limit_of_a_survival_table_counts_only_released_cells() -> None:
     """Its axes have three times as many cells as it releases."""
     axes = [words(0, 2**14 - 1), {**edges(0.0, 1.0), "column": 1}, words(2)]
     assert Cells.model_validate({"axes": axes, "form": "survival"}).size == MAX_CELLS
@@ -227,7 +225,7 @@ NO_QUERY = torch.zeros(3, dtype=torch.float64)
 
 
 @pytest.mark.parametrize("attack", HOSTILE)
-def test_hostile_plans_are_refused_and_nothing_is_charged(tmp_path: Path, attack: str) -> None:
+def test_invalid_statistics_plans_are_refused_before_anything_is_charged(tmp_path: Path, attack: str) -> None:
     """Guarantee: a refusal costs nothing, and says what policy and scenario say."""
     guard, (changes, reason) = guard_at(tmp_path), HOSTILE[attack]
     tree = json.loads(scenario(plan(tmp_path), **changes))
@@ -236,7 +234,7 @@ def test_hostile_plans_are_refused_and_nothing_is_charged(tmp_path: Path, attack
     assert charged(guard) == []
 
 
-def test_records_that_are_no_table_have_no_statistics(tmp_path: Path) -> None:
+def test_statistics_of_records_that_are_not_a_table_are_refused(tmp_path: Path) -> None:
     np.savez(tmp_path / "s.npz", features=np.zeros((40, 6)), labels=np.zeros(40, np.int64))
     guard = guard_of(write_table_policy(tmp_path, tmp_path / "s.npz", ALLOW, classes=2))
     refused(guard, "statistics are of the columns of a table", scenario(plan(tmp_path)), query=NO_QUERY)
@@ -255,7 +253,9 @@ EXCHANGED = {
 
 
 @pytest.mark.parametrize("change", EXCHANGED)
-def test_an_exchanged_row_moves_sums_by_the_certificate_and_nothing_else(tmp_path: Path, change: str) -> None:
+def test_replacing_one_row_moves_the_sums_within_the_certificate_and_changes_no_refusal(
+    tmp_path: Path, change: str
+) -> None:
     """Guarantee: neighbours are answered, refused and charged alike, and their sums lie within `apart` clips."""
     own, asked = own_rows(), plan(tmp_path, "trusted")
     neighbour = [dict(row) for row in own]
@@ -276,7 +276,7 @@ def test_an_exchanged_row_moves_sums_by_the_certificate_and_nothing_else(tmp_pat
     assert refusals[0] == refusals[1]
 
 
-def test_the_guard_derives_the_distance_and_charges_by_it(tmp_path: Path) -> None:
+def test_the_increment_diameter_of_statistics_follows_from_the_tables_and_sets_the_noise(tmp_path: Path) -> None:
     """Guarantee: `apart` follows from the plan's tables; the noise is no less than it says."""
     counts = plan(tmp_path, tables=TABLES[1:2]).make_plan(for_release=True)
     assert counts.increment_diameter == pytest.approx(math.sqrt(2.0) * (1.0 + ROUNDING_ALLOWANCE), rel=1e-12)
@@ -288,7 +288,7 @@ def test_the_guard_derives_the_distance_and_charges_by_it(tmp_path: Path) -> Non
     assert make_release_streams(zeroed, 1)[0].std * 36 == pytest.approx(2.0, rel=1e-6)
 
 
-def test_a_word_whose_clip_is_too_coarse_for_the_distance_is_refused(tmp_path: Path) -> None:
+def test_a_word_length_whose_lattice_is_too_coarse_for_the_diameter_is_refused(tmp_path: Path) -> None:
     """Words of 40 bits have clips of 2^15 units, of which √d alone can be 1 %: 2^-20 would not be above it."""
     asked = plan(tmp_path, "secure-aggregation", TABLES[1:2], mu=1e-4)
     cell, objective = asked.cell, make_schema_task(asked.cell, asked.schema).objective
@@ -300,7 +300,7 @@ def test_a_word_whose_clip_is_too_coarse_for_the_distance_is_refused(tmp_path: P
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_what_is_added_to_a_distance_is_above_the_rounding_of_two_records(seed: int) -> None:
+def test_the_rounding_allowance_of_the_diameter_covers_the_rounding_of_two_records(seed: int) -> None:
     """At the coarsest lattice that is accepted, 2^22 √d units a clip: vectors that lose nearly 1 a coordinate."""
     draw, size = np.random.default_rng(seed), 64
     norm = math.ceil(2.0**22 * math.sqrt(size))
@@ -317,7 +317,7 @@ def test_what_is_added_to_a_distance_is_above_the_rounding_of_two_records(seed: 
     assert worst <= ROUNDING_ALLOWANCE
 
 
-def test_a_guards_rows_and_a_simulations_give_the_same_bytes(tmp_path: Path) -> None:
+def test_statistics_of_a_guard_and_of_the_simulation_have_the_same_bytes(tmp_path: Path) -> None:
     """Noise on, of one key: a hospital's own file behind its policy, and the whole table in one process."""
     write_csv(tmp_path / "table.csv", rows())
     asked = plan(tmp_path)
@@ -333,7 +333,7 @@ def test_a_guards_rows_and_a_simulations_give_the_same_bytes(tmp_path: Path) -> 
     assert one.numpy().tobytes() == other.numpy().tobytes()
 
 
-def test_a_plan_that_is_asked_for_under_new_names_is_logged_once(
+def test_statistics_repeated_under_new_run_names_are_logged_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Gains: a disk that a server fills with repeated requests, and a memory of names without end."""

@@ -60,7 +60,7 @@ def answer_to(guard: Guard, tree: dict[str, Any]) -> torch.Tensor:
     return guard.answer("run", text_of(tree), 1, query)
 
 
-def test_prepared_hospitals_hold_the_simulations_records_as_rows_of_their_own(tmp_path: Path) -> None:
+def test_prepared_hospital_tables_contain_the_records_of_the_simulation(tmp_path: Path) -> None:
     tree = table_cell(tmp_path)
     tree["federation"]["batches"] = [18, 12]  # of places: a third are test rows
     del tree["seed"]
@@ -97,7 +97,7 @@ def test_a_hospitals_guard_answers_a_run_on_its_csv(tmp_path: Path) -> None:
     assert torch.isfinite(release).all()
 
 
-def test_a_real_target_is_answered_by_a_model_of_real_targets_alone(tmp_path: Path) -> None:
+def test_a_real_valued_target_is_accepted_by_regression_models_only(tmp_path: Path) -> None:
     """Labels of a regression are floats: a classifier would fail on them after its question is on file."""
     schema = {**SCHEMA, "target": "cost", "range": [0, 100]}
     del schema["classes"]
@@ -121,7 +121,9 @@ def test_a_real_target_is_answered_by_a_model_of_real_targets_alone(tmp_path: Pa
     ],
     ids=["another target", "another range", "other gaps"],
 )
-def test_a_scenario_that_reads_the_table_otherwise_is_refused(tmp_path: Path, change: dict[str, Any]) -> None:
+def test_a_scenario_whose_table_schema_differs_from_the_policy_is_refused(
+    tmp_path: Path, change: dict[str, Any]
+) -> None:
     """What is predicted, and from what, is the hospital's to say."""
     reason = "describes the columns of the table otherwise than this policy"
     refused(guard_at(policy_of(tmp_path)), reason, text_of(table_cell(tmp_path, **change)), query=torch.zeros(14))
@@ -137,7 +139,7 @@ def test_a_scenario_that_reads_the_table_otherwise_is_refused(tmp_path: Path, ch
         ("public = true", "public = false", r"table\.public = false: ranges and vocabularies"),
     ],
 )
-def test_policies_that_contradict_their_table_or_do_not_publish_it_are_refused(
+def test_a_policy_that_contradicts_its_table_or_does_not_declare_a_public_schema_is_refused(
     tmp_path: Path, old: str, new: str, line: str
 ) -> None:
     path = policy_of(tmp_path)
@@ -155,7 +157,7 @@ def test_a_table_whose_records_all_go_to_the_tests_is_refused(tmp_path: Path) ->
         read_policy(path).load_shard()
 
 
-def test_float_features_of_a_regression_lie_in_an_npz_file_too(tmp_path: Path) -> None:
+def test_a_guard_answers_a_regression_on_float_features_of_an_npz_file(tmp_path: Path) -> None:
     draw = np.random.default_rng(3)
     guard = guard_at(
         policy_over(tmp_path, features=draw.standard_normal((30, 4)), labels=draw.standard_normal(30))
@@ -180,6 +182,6 @@ def test_float_features_of_a_regression_lie_in_an_npz_file_too(tmp_path: Path) -
         ],
     ],
 )
-def test_shards_that_cannot_be_used_are_one_line(tmp_path: Path, arrays: dict[str, Any], line: str) -> None:
+def test_malformed_npz_shards_are_refused_with_a_reason(tmp_path: Path, arrays: dict[str, Any], line: str) -> None:
     with pytest.raises(InputError, match=line):
         read_policy(policy_over(tmp_path, **arrays)).load_shard()

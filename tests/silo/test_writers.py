@@ -56,7 +56,7 @@ def silo_in(folder: Path) -> Path:
 
 @pytest.mark.parametrize("mode", [0o720, 0o702, 0o777])
 @pytest.mark.parametrize("what", PLACES)
-def test_what_others_may_write_is_refused_with_path_and_remedy(tmp_path: Path, what: str, mode: int) -> None:
+def test_files_writable_by_others_are_refused_with_path_and_remedy(tmp_path: Path, what: str, mode: int) -> None:
     path, place = silo_in(tmp_path), (tmp_path / PLACES[what]).resolve()
     read_policy(path)
     place.chmod(mode)
@@ -66,7 +66,7 @@ def test_what_others_may_write_is_refused_with_path_and_remedy(tmp_path: Path, w
     read_policy(path)
 
 
-def test_a_folder_further_up_that_others_may_write_is_refused(tmp_path: Path) -> None:
+def test_a_parent_folder_writable_by_others_is_refused(tmp_path: Path) -> None:
     """Gains: the silo, by another folder in the place of the one with the policy."""
     (tmp_path / "shared" / "silo").mkdir(parents=True)
     path = silo_in(tmp_path / "shared" / "silo")
@@ -78,7 +78,7 @@ def test_a_folder_further_up_that_others_may_write_is_refused(tmp_path: Path) ->
     read_policy(path)
 
 
-def test_a_file_that_root_owns_is_refused_too_and_a_link_does_not_hide_it(tmp_path: Path) -> None:
+def test_a_symbolic_link_does_not_hide_that_its_target_is_group_writable(tmp_path: Path) -> None:
     path = silo_in(tmp_path)
     (tmp_path / "elsewhere").mkdir()
     moved = (tmp_path / "shard-0.npz").rename(tmp_path / "elsewhere" / "records.npz")
@@ -90,7 +90,7 @@ def test_a_file_that_root_owns_is_refused_too_and_a_link_does_not_hide_it(tmp_pa
         read_policy(path)
 
 
-def test_a_sticky_folder_passes_since_nobody_replaces_in_it_what_is_anothers(tmp_path: Path) -> None:
+def test_a_world_writable_folder_is_accepted_only_with_the_sticky_bit(tmp_path: Path) -> None:
     path = write_silo(tmp_path)
     tmp_path.chmod(0o1777)  # as a container's volume for a ledger
     guard_of(path)
@@ -99,7 +99,7 @@ def test_a_sticky_folder_passes_since_nobody_replaces_in_it_what_is_anothers(tmp
         guard_of(path)
 
 
-def test_every_command_of_a_silo_refuses_in_one_line(tmp_path: Path) -> None:
+def test_every_silo_command_refuses_a_policy_writable_by_others(tmp_path: Path) -> None:
     path = silo_in(tmp_path)
     path.chmod(0o664)
     for command in ("init", "run", "status"):
@@ -117,7 +117,9 @@ def split_silos(folder: Path) -> list[Path]:
 
 
 @pytest.mark.usefixtures("generous_umask")
-def test_what_data_split_and_a_local_deployment_write_passes_under_any_umask(tmp_path: Path) -> None:
+def test_files_of_data_split_and_local_deployment_pass_the_permission_check_under_any_umask(
+    tmp_path: Path,
+) -> None:
     for path in (split := split_silos(tmp_path / "a")):
         assert stat.S_IMODE(path.with_name("shard.npz").stat().st_mode) == 0o600, "their owner's alone"
         begin_ledgers(read_policy(path))
@@ -129,13 +131,13 @@ def test_what_data_split_and_a_local_deployment_write_passes_under_any_umask(tmp
 
 
 @pytest.mark.usefixtures("generous_umask")
-def test_a_template_passes_under_any_umask(tmp_path: Path) -> None:
+def test_a_policy_template_passes_the_permission_check_under_any_umask(tmp_path: Path) -> None:
     path = tmp_path / "new.toml"
     assert CliRunner().invoke(app, ["silo", "init", str(path), "--template"]).exit_code == 0
     read_policy(path)
 
 
-def test_a_link_in_a_folder_that_others_may_write_buys_no_second_budget(tmp_path: Path) -> None:
+def test_swapping_a_ledger_link_in_a_folder_writable_by_others_gains_no_second_budget(tmp_path: Path) -> None:
     """A swapped link led to a fresh ledger, and a second full budget of μ = 4 was answered; now nothing starts."""
     shared, own = tmp_path / "shared", tmp_path / "own"
     for name in ("shared", "own", "fresh", "spent"):
@@ -157,7 +159,7 @@ def test_a_link_in_a_folder_that_others_may_write_buys_no_second_budget(tmp_path
 
 
 @pytest.mark.parametrize("group", [True, False])
-def test_every_link_on_the_way_is_looked_at(tmp_path: Path, group: bool) -> None:
+def test_every_folder_along_a_chain_of_symbolic_links_is_checked(tmp_path: Path, group: bool) -> None:
     """A link to a link in another folder, by relative and absolute targets: each folder that holds one counts."""
     for name in ("first", "second", "third", "real"):
         (tmp_path / name).mkdir(mode=0o700)

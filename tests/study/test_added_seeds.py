@@ -74,7 +74,7 @@ def assert_same_figures(cell: Any, other: Any) -> None:
         assert cell == (pytest.approx(other, rel=0, abs=1e-9) if isinstance(cell, float) else other)
 
 
-def test_added_seeds_are_run_and_what_is_there_stays(run: Path) -> None:
+def test_resuming_with_more_seeds_runs_only_the_new_ones_and_keeps_finished_cells(run: Path) -> None:
     before, files = tree_of(run), bytes_below(run)
     assert said("--out", "out", "--resume", *FOUR) == ""
     after = tree_of(run)
@@ -109,7 +109,7 @@ def test_added_seeds_are_run_and_what_is_there_stays(run: Path) -> None:
     assert tree_of(run) == written  # a start without anything to do
 
 
-def test_seeds_are_added_by_the_file_too(run: Path) -> None:
+def test_seeds_added_in_the_scenario_file_are_run_on_resume(run: Path) -> None:
     before = tree_of(run)["cells"]
     Path("small.toml").write_text(SCENARIO.replace("seeds = 2", "seeds = [7, 1, 0]"), encoding="utf-8")
     assert said("--out", "out", "--resume", "--engine", "inprocess") == ""
@@ -130,7 +130,9 @@ def test_seeds_are_added_by_the_file_too(run: Path) -> None:
         ([*FOUR, "--set", "run.dtype=float32"], "run.dtype is 'float64' there, 'float32' here;"),
     ],
 )  # fmt: skip
-def test_anything_but_more_seeds_is_refused(run: Path, options: list[str], what: str) -> None:
+def test_resuming_with_any_change_other_than_more_seeds_is_refused(
+    run: Path, options: list[str], what: str
+) -> None:
     files = bytes_below(run)
     line = said("--out", "out", "--resume", *options)
     assert line.startswith("fedpriv: out holds another run: ")
@@ -142,7 +144,7 @@ def test_anything_but_more_seeds_is_refused(run: Path, options: list[str], what:
     assert bytes_below(run) == files
 
 
-def test_another_choice_of_settings_is_refused(tmp_path: Path) -> None:
+def test_resuming_without_the_recorded_tuning_section_is_refused(tmp_path: Path) -> None:
     """Guarantee: what choosing the settings cost is not lost with a file that does not say it."""
     tuned = {"settings": 3, "held_out": 100, "metric": "test_accuracy"}
     chosen = parse_scenario({**small_tree(), "tuned": tuned}, "test")
@@ -176,7 +178,7 @@ class StopsAfter(fedpriv.RunObserver):
 
 
 @pytest.mark.slow
-def test_seeds_are_added_to_a_run_that_was_stopped_and_again(tmp_path: Path) -> None:
+def test_seeds_can_be_added_repeatedly_to_a_stopped_run(tmp_path: Path) -> None:
     """Every start keeps its cells' numbers, however often it is stopped; 2, 3 and 6 seeds, in Python."""
     out = tmp_path / "out"
     for seeds, places in ((2, [0, 1, 2, 3]), (3, [1, 2, 3, 4, 5]), (6, list(range(2, 12)))):
@@ -196,7 +198,7 @@ def test_seeds_are_added_to_a_run_that_was_stopped_and_again(tmp_path: Path) -> 
         assert_same_figures(cell, fresh[key])
 
 
-def test_an_added_start_that_is_stopped_leaves_the_first_alone(tmp_path: Path) -> None:
+def test_resuming_stopped_added_seeds_leaves_the_earlier_cells_unchanged(tmp_path: Path) -> None:
     """Cells that run together are run again together; those of another start are none of them."""
     out = tmp_path / "out"
     fedpriv.run(sweep(2), out=out)
@@ -209,7 +211,7 @@ def test_an_added_start_that_is_stopped_leaves_the_first_alone(tmp_path: Path) -
     assert tree_of(out)["cells"][:4] == first
 
 
-def test_a_statement_counts_the_runs_of_added_seeds(tmp_path: Path) -> None:
+def test_the_composed_mu_of_a_statement_counts_the_runs_of_added_seeds(tmp_path: Path) -> None:
     """Guarantee: every seed is a run of its own on the same records, and what they cost together counts all."""
     out = tmp_path / "out"
     tree = {**small_tree(seed=None), "sweep": {"seeds": 2}}

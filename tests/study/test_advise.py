@@ -50,7 +50,7 @@ def priced(advice: Advice) -> float:
 
 @settings(max_examples=60, deadline=None)
 @given(facts=ANY)
-def test_what_is_written_validates_and_prices_at_most_what_was_asked(facts: Facts) -> None:
+def test_an_advised_scenario_is_valid_and_costs_at_most_the_requested_epsilon(facts: Facts) -> None:
     advice = advise_on_facts(facts)
     assert priced(advice) <= facts.epsilon * (1.0 + 1e-9)
     assert advice.epsilon <= facts.epsilon * (1.0 + 1e-9)
@@ -62,14 +62,14 @@ def test_what_is_written_validates_and_prices_at_most_what_was_asked(facts: Fact
 
 @settings(max_examples=30, deadline=None)
 @given(facts=ANY.filter(lambda facts: facts.trust == "untrusted" and len(set(facts.sizes)) > 1))
-def test_secure_aggregation_never_forecasts_more_noise_beside_the_signal(facts: Facts) -> None:
+def test_the_forecast_noise_to_signal_ratio_is_never_larger_under_secure_aggregation(facts: Facts) -> None:
     masked = Facts(**{**vars(facts), "trust": "secure-aggregation"})
     one, other = advise_on_facts(facts).forecast, advise_on_facts(masked).forecast
     assert other.q == pytest.approx(one.q * math.sqrt(len(facts.sizes)))
     assert other.norm / other.travel <= one.norm / one.travel * (1.0 + 1e-3)
 
 
-def test_the_noise_that_is_forecast_is_the_noise_of_a_run_on_nothing(tmp_path: Path) -> None:
+def test_the_forecast_noise_matches_the_spread_of_models_trained_on_zero_features(tmp_path: Path) -> None:
     """Records of zeros have a gradient in the constants alone: the other coordinates are noise."""
     silos, each, width = 3, 40, 50
     zeros = np.zeros((silos * each, width), np.float32)
@@ -126,7 +126,7 @@ def test_the_noise_that_is_forecast_is_the_noise_of_a_run_on_nothing(tmp_path: P
         ({"secret": True}, "secret: no fact"),
     ],
 )
-def test_facts_of_no_federation_are_refused_in_one_line(wrong: dict[str, Any], line: str) -> None:
+def test_federations_with_invalid_facts_are_refused_in_one_line(wrong: dict[str, Any], line: str) -> None:
     facts: dict[str, Any] = {"silos": 4, "records": 100, "features": 10, "classes": 2, "epsilon": 1.0}
     if "records" in wrong and not wrong["records"]:
         facts.pop("silos")
@@ -136,7 +136,7 @@ def test_facts_of_no_federation_are_refused_in_one_line(wrong: dict[str, Any], l
     assert "\n" not in str(refused.value)
 
 
-def test_no_file_is_opened(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_advice_is_computed_without_opening_any_file(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*words: object, **_: object) -> None:
         raise AssertionError(words)
 
@@ -146,7 +146,7 @@ def test_no_file_is_opened(monkeypatch: pytest.MonkeyPatch) -> None:
     advise(silos=4, records=100, features=10, classes=2, epsilon=1.0, data={"name": "private.npz"})
 
 
-def test_the_command_writes_what_runs(tmp_path: Path) -> None:
+def test_the_advise_command_writes_a_scenario_that_runs(tmp_path: Path) -> None:
     generator = np.random.default_rng(0)
     labels = generator.integers(0, 3, 1200)
     records = (generator.normal(size=(1200, 8)) / 3.0 + np.eye(8)[labels]).astype(np.float32)
@@ -180,16 +180,16 @@ def test_the_command_writes_what_runs(tmp_path: Path) -> None:
         ("--silos 2 --records 5 --features 3 --epsilon 1 --trust none", "trust"),
     ],
 )
-def test_the_command_refuses_in_one_line(words: str, line: str) -> None:
+def test_the_advise_command_refuses_invalid_facts_in_one_line(words: str, line: str) -> None:
     assert line in refusal(["advise", *words.split()])
 
 
-def test_every_reason_stands_in_the_documentation() -> None:
+def test_every_reason_for_an_advised_key_is_in_the_documentation() -> None:
     page = Path("docs/advise.md").read_text(encoding="utf-8").replace(" | ", ": ")
     for key, reason in REASONS.items():
         assert f"| `{key}`: {reason}: " in page
 
 
-def test_a_clip_is_below_what_gradients_have() -> None:
+def test_the_advised_clip_norm_is_a_constant_times_the_root_of_features_plus_one() -> None:
     advice = advise(silos=4, records=100, features=9, classes=2, epsilon=1.0)
     assert advice.tree["algorithm"]["clip"] == pytest.approx(CLIP * math.sqrt(10.0), rel=1e-2)

@@ -37,7 +37,7 @@ def text_of(page: str) -> str:
 
 
 @pytest.mark.parametrize("kind", ["simulation", "deployment"])
-def test_half_a_page_without_symbols_has_four_answers(kind: str) -> None:
+def test_the_board_page_answers_four_questions_in_at_most_420_words_without_symbols(kind: str) -> None:
     text = text_of(format_board_page(load(kind)))
     assert len(text.split()) <= 420
     assert not re.search(r"μ|zCDP|GDP|ρ|2\^-60", text)
@@ -50,7 +50,7 @@ def test_half_a_page_without_symbols_has_four_answers(kind: str) -> None:
     assert "next to no protection" in text
 
 
-def test_a_simulation_says_first_that_nothing_is_protected() -> None:
+def test_the_board_page_of_a_simulation_says_first_that_nothing_is_protected() -> None:
     text = text_of(format_board_page(load("simulation")))
     assert text.index("Nothing here is protected.") < text.index("Who is protected")
     assert "whether the same records were used before, because no silo's ledger was asked" in text.lower()
@@ -64,7 +64,7 @@ def set_data(table: dict[str, Any] | None, name: str = "patients.csv") -> Edit:
     return edit
 
 
-def test_ranges_that_were_declared_public_weaken_it_and_nobody_checked_them() -> None:
+def test_the_board_page_lists_ranges_declared_public_as_an_unchecked_weakness() -> None:
     """Guarantee: a table's ranges are never passed over, whoever declared them public."""
     text = edited("simulation", set_data({"public": True}))
     assert "declared public by the coordinator's scenario" in text
@@ -77,7 +77,7 @@ def edit_silo(silo: int, **facts: Any) -> Edit:
     return lambda certificate: certificate.silos[silo]["training"].update(facts)
 
 
-def test_earlier_runs_are_counted_with_this_one() -> None:
+def test_the_board_page_composes_earlier_runs_on_the_same_records_with_this_one() -> None:
     """Two runs of μ = 4 are 4·√2 together: a guess is right in Φ(2.829), 99.77 % of cases, rounded up."""
     before = text_of(format_board_page(load("deployment")))
     assert "No ledger of training records of a silo that signed has another run." in before
@@ -108,11 +108,11 @@ def test_earlier_runs_are_counted_with_this_one() -> None:
         ),
     ],
 )
-def test_each_weakness_is_named(edit: Edit, said: str) -> None:
+def test_the_board_page_names_each_weakness_of_a_certificate(edit: Edit, said: str) -> None:
     assert said in edited("deployment", edit)
 
 
-def test_a_run_without_noise_protects_nothing() -> None:
+def test_the_board_page_of_a_run_without_noise_says_that_nothing_is_guaranteed() -> None:
     text = text_of(format_board_page(replace(load("deployment"), claim=None)))
     assert "Everything: the run adds no noise, and nothing is guaranteed." in text
     assert "is right in at most" not in text.split("What weakens this?")[0]

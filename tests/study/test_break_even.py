@@ -48,7 +48,7 @@ __all__ = ["own_cache"]
 GRID = np.array([0.1, 0.3, 1.0, 3.0, 10.0, 30.0])
 
 
-def test_the_standard_error_is_nadeau_and_bengios_where_there_is_no_noise() -> None:
+def test_without_noise_the_standard_error_of_the_gain_is_that_of_nadeau_and_bengio() -> None:
     """Golden 2: √(1 + 60 · 254/486) = 5.69 times the plain one, and noise is not scaled."""
     means = np.random.default_rng(0).standard_normal(60)
     plain = means.std(ddof=1) / math.sqrt(60)
@@ -81,7 +81,7 @@ def independent_error(gains: Any, ratio: float) -> float:
 
 
 @pytest.mark.parametrize("ratio", [0.0, 0.5])
-def test_intervals_cover_although_splits_share_their_noise_seeds(ratio: float) -> None:
+def test_intervals_of_the_gain_keep_their_coverage_if_splits_share_noise_seeds(ratio: float) -> None:
     """2 to 20 splits and seeds, and no, half or nine tenths of the variance common to all splits of a seed."""
     draw, worlds = np.random.default_rng(7), 600
     coverage, independent = {}, {}
@@ -101,7 +101,7 @@ def test_intervals_cover_although_splits_share_their_noise_seeds(ratio: float) -
 
 @pytest.mark.slow
 @pytest.mark.parametrize("monotone", [False, True])
-def test_ranges_of_the_break_even_cover_although_splits_share_their_noise_seeds(monotone: bool) -> None:
+def test_intervals_of_the_break_even_keep_their_coverage_if_splits_share_noise_seeds(monotone: bool) -> None:
     """The gain at ε is log ε - 0 on average, so that joining pays from 1 on; the range is of 90 %."""
     grid, worlds = np.array([0.01, 0.1, 1.0, 10.0, 100.0]), 200
     for splits, seeds, shared in ((10, 2, 0.9), (5, 5, 0.9), (20, 10, 0.5), (10, 5, 0.0)):
@@ -115,7 +115,7 @@ def test_ranges_of_the_break_even_cover_although_splits_share_their_noise_seeds(
         assert hits / worlds >= 0.86, (splits, seeds, shared)
 
 
-def test_more_splits_do_not_make_the_noise_of_the_same_seeds_smaller() -> None:
+def test_more_splits_do_not_shrink_the_standard_error_from_shared_noise_seeds() -> None:
     """Two seeds 0.2 apart in each of 100 splits: ± 0.1, and 12.7 times that for 95 %; before 0.4 ± 0.01."""
     gains = np.tile([0.1, 0.3], (100, 1))
     found = estimate_gain(gains, 0.5)
@@ -125,7 +125,7 @@ def test_more_splits_do_not_make_the_noise_of_the_same_seeds_smaller() -> None:
     assert independent_error(gains, 0.5) == pytest.approx(0.01)
 
 
-def test_coverage_of_the_standard_error() -> None:
+def test_the_corrected_standard_error_covers_where_the_plain_one_undercovers() -> None:
     """Golden 6 in small: known truth, 20 splits of the same records, noise of its own."""
     draw, hit, plain_hit, worlds = np.random.default_rng(5), 0, 0, 400
     for _ in range(worlds):
@@ -140,7 +140,7 @@ def test_coverage_of_the_standard_error() -> None:
     assert plain_hit / worlds < 0.8
 
 
-def test_the_line_crosses_zero_in_log_epsilon() -> None:
+def test_the_zero_crossing_of_the_gain_is_interpolated_in_log_epsilon() -> None:
     assert zero_crossing(GRID, np.array([-2.0, -1.0, -1.0, 1.0, 2.0, 2.0])) == pytest.approx(math.sqrt(3.0))
     assert zero_crossing(GRID, np.ones(6)) == 0.0
     assert math.isinf(zero_crossing(GRID, -np.ones(6)))
@@ -148,13 +148,13 @@ def test_the_line_crosses_zero_in_log_epsilon() -> None:
     assert words == ["below 0.1", "1.6", "above 30"]
 
 
-def test_a_line_that_falls_is_pooled_where_settings_are_the_best_in_hindsight() -> None:
+def test_falling_gains_are_pooled_only_in_a_monotone_break_even_fit() -> None:
     gains = np.array([1.0, 0.0, 2.0])[:, None, None]
     for monotone, line in ((True, [0.5, 0.5, 2.0]), (False, [1.0, 0.0, 2.0])):
         assert estimate_break_even(GRID[:3], gains, 0.0, monotone=monotone).fitted_gains.tolist() == line
 
 
-def test_the_interval_is_scaled_by_what_splits_share() -> None:
+def test_the_break_even_interval_widens_with_the_test_to_train_ratio_of_splits() -> None:
     draw = np.random.default_rng(0)
     gains = np.log(GRID)[:, None, None] * 0.01 + 0.03 * draw.standard_normal((1, 20, 1)) + np.zeros((6, 20, 2))
     narrow, wide = (estimate_break_even(GRID, gains, ratio, monotone=True) for ratio in (0.0, 0.5))
@@ -165,14 +165,14 @@ def test_the_interval_is_scaled_by_what_splits_share() -> None:
     assert wide.low < narrow.low <= narrow.epsilon <= narrow.high < wide.high
 
 
-def test_words_tell_settings_from_noise() -> None:
+def test_the_break_even_description_separates_losses_by_settings_from_losses_by_noise() -> None:
     lost = estimate_break_even(GRID, np.full((6, 3, 2), -0.1), 0.5, monotone=False)
     assert describe_break_even(lost, GRID, -0.1, -0.2) == "never, even without noise"
     assert describe_break_even(lost, GRID, -0.1, 0.2) == "never: the settings lose it, not the noise"
     assert describe_break_even(lost, GRID, 0.1, 0.2) == "above 30"
 
 
-def test_pure_noise_shows_a_third_to_a_half_of_silos_better_off() -> None:
+def test_chance_alone_makes_a_third_to_nearly_half_of_the_silos_seem_to_gain() -> None:
     assert 0.3 < chance_gain_rate(np.array([20, 100]), np.array([0.1, 0.1])) < 0.45
     assert chance_gain_rate(np.array([0]), np.array([0.1])) < 0.01
 
@@ -193,7 +193,7 @@ def sites_of(records: int) -> Dataset:
     return Dataset("x", *part(~test, rows), *part(test, here), 2, sites, None, 1.0, (rows, here))
 
 
-def test_a_split_keeps_sizes_sites_and_places_and_shares_no_record() -> None:
+def test_a_redrawn_split_keeps_site_sizes_and_shares_no_record_between_train_and_test() -> None:
     data = sites_of(200)
     other = draw_split(data, 1)
     train, test = counted_mask(other.train_labels), counted_mask(other.test_labels)
@@ -212,7 +212,7 @@ def test_a_split_keeps_sizes_sites_and_places_and_shares_no_record() -> None:
     assert np.array_equal(test, counted_mask(draw_split(data, 1).test_labels))
 
 
-def test_spared_records_are_zeros_where_they_were() -> None:
+def test_blanked_training_records_are_about_the_requested_share_of_those_that_count() -> None:
     data = sites_of(200)
     kept = counted_mask(blank_training_share(data, 0.2).train_labels)
     whole = counted_mask(data.train_labels)
@@ -220,7 +220,7 @@ def test_spared_records_are_zeros_where_they_were() -> None:
     assert 0.12 < 1.0 - kept.sum() / whole.sum() < 0.28
 
 
-def test_a_share_of_the_persons_is_spared_and_no_larger_share_of_their_records() -> None:
+def test_blanking_a_share_removes_whole_persons_and_exactly_that_share_of_records() -> None:
     persons = np.array([str(row // 10) for row in range(2000)])
     data = Dataset("x", np.ones((2000, 1)), np.ones(2000), np.ones((1, 1)), np.ones(1), 0, persons=persons)
     kept = counted_mask(blank_training_share(data, 0.1).train_labels).reshape(200, 10)
@@ -228,14 +228,14 @@ def test_a_share_of_the_persons_is_spared_and_no_larger_share_of_their_records()
     assert (~kept).mean() == 0.1  # before: .65, as every person with one of the drawn records counted
 
 
-def test_labels_too_rare_to_share_out_are_drawn_at_random() -> None:
+def test_a_class_of_one_record_falls_into_train_or_test_at_random() -> None:
     images, labels = np.arange(46.0)[:, None], np.array([0] + [1] * 45)
     data = Dataset("x", images[:30], labels[:30], images[30:], labels[30:], 2)
     without = sum(int((draw_split(data, number).train_labels == 0).sum() == 0) for number in range(1, 61))
     assert 10 < without < 32  # one in three
 
 
-def test_lambda_zero_is_alone_and_infinity_the_release_bit_for_bit() -> None:
+def test_pull_weight_zero_gives_the_local_model_and_infinity_the_released_one_bit_for_bit() -> None:
     """Golden 5."""
     cell = added_cell("pulled")
     objective, held = first_silo(cell)
@@ -253,7 +253,7 @@ def test_lambda_zero_is_alone_and_infinity_the_release_bit_for_bit() -> None:
 
 
 @pytest.mark.slow
-def test_a_personal_model_takes_a_good_release_and_leaves_a_bad_one() -> None:
+def test_a_personal_model_is_pulled_toward_a_good_released_model_but_not_a_bad_one() -> None:
     cell = added_cell("taken", 40, 15, 0.75)
     objective, held = first_silo(cell)
     good = np.zeros((2, objective.dimension // 2))
@@ -273,7 +273,7 @@ def test_a_personal_model_takes_a_good_release_and_leaves_a_bad_one() -> None:
 
 
 @pytest.mark.slow
-def test_a_federation_that_loses_is_told_and_personal_models_limit_it(tmp_path: Path) -> None:
+def test_flipped_labels_make_joining_a_loss_that_personal_models_limit(tmp_path: Path) -> None:
     """Golden 4: labels flipped in half of the silos; with and without noise joining loses, personal does not."""
     path = flipped_scenario(tmp_path, "half", 6, 20, 0.5)
     result = joining(path, (1.0, 30.0), 4, 3, with_personal=True)
@@ -289,7 +289,7 @@ def test_a_federation_that_loses_is_told_and_personal_models_limit_it(tmp_path: 
 
 
 @pytest.mark.slow
-def test_a_study_that_was_stopped_goes_on_and_its_cache_is_the_owners(
+def test_a_break_even_study_resumes_from_a_cache_that_only_its_owner_can_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = flipped_scenario(tmp_path, "stopped", 3, 20)
@@ -309,7 +309,7 @@ def test_a_study_that_was_stopped_goes_on_and_its_cache_is_the_owners(
 
 
 @pytest.mark.slow
-def test_a_damaged_study_is_computed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_damaged_break_even_cache_is_computed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = flipped_scenario(tmp_path, "damaged", 3, 20)
     joining(path, (1.0,), 0)
     (file,) = cache_folder("worth").iterdir()
@@ -330,7 +330,7 @@ def test_a_damaged_study_is_computed_again(tmp_path: Path, monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize(("splits", "seeds"), [(10**8, 2), (-1, 2), (0, 10**8)])
-def test_a_study_of_years_or_of_fewer_than_no_splits_is_refused_at_once(
+def test_a_break_even_study_with_too_many_or_negative_splits_or_seeds_is_refused(
     tmp_path: Path, splits: int, seeds: int
 ) -> None:
     path = flipped_scenario(tmp_path, "said", 2, 20)
@@ -339,7 +339,7 @@ def test_a_study_of_years_or_of_fewer_than_no_splits_is_refused_at_once(
 
 
 @pytest.mark.slow
-def test_the_command_says_from_where_on_joining_pays(tmp_path: Path) -> None:
+def test_the_worth_command_prints_the_epsilon_from_which_joining_may_pay(tmp_path: Path) -> None:
     path = flipped_scenario(tmp_path, "said", 8, 20)
     words = ["worth", path, "--splits", "2", "--epsilon", "0.1", "--epsilon", "30", "--trust", "untrusted"]
     text = invoke(*words).stdout
@@ -352,7 +352,7 @@ def test_the_command_says_from_where_on_joining_pays(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_cache_of_other_records_or_of_somebody_else_is_not_believed() -> None:
+def test_a_local_model_cache_with_wrong_records_values_or_permissions_is_ignored() -> None:
     cell = added_cell("poisoned")
     known = compute_references(cell)
     key = cache_key(cell)
@@ -381,7 +381,7 @@ def test_a_cache_of_other_records_or_of_somebody_else_is_not_believed() -> None:
 
 
 @pytest.mark.slow
-def test_a_table_has_the_row_of_each_silo_alone_and_never_computes_it(tmp_path: Path) -> None:
+def test_the_table_shows_local_model_scores_only_after_the_worth_command_computed_them(tmp_path: Path) -> None:
     tree = added_cell("rowed", 3, 40, 1.0).canonical_data()
     fedpriv.run({**tree, "sweep": {"privacy.mu": [0.5, 8.0], "seeds": 2}}, out=tmp_path / "run")
     results = read_claims(tmp_path / "run")
@@ -401,7 +401,7 @@ def test_a_table_has_the_row_of_each_silo_alone_and_never_computes_it(tmp_path: 
 
 
 @pytest.mark.slow
-def test_the_row_of_each_silo_alone_has_its_name_where_nothing_is_swept(tmp_path: Path) -> None:
+def test_the_row_of_local_models_is_labelled_in_a_run_without_a_sweep(tmp_path: Path) -> None:
     """It had none in the table, page and terminal of a run of one point, as `data inspect` writes it."""
     tree = added_cell("single", 3, 40, 1.0).canonical_data()
     fedpriv.run(tree, out=tmp_path / "run")
@@ -414,14 +414,14 @@ def test_the_row_of_each_silo_alone_has_its_name_where_nothing_is_swept(tmp_path
 
 
 @pytest.mark.parametrize("wrong", [np.full(42, np.nan), np.zeros(7)])
-def test_a_model_of_another_scenario_or_without_numbers_is_refused(wrong: np.ndarray[Any, Any]) -> None:
+def test_a_released_model_of_another_shape_or_with_nan_is_refused(wrong: np.ndarray[Any, Any]) -> None:
     cell = added_cell("refused-model")
     known = compute_references(cell)
     with pytest.raises(InputError, match="a model of shape"):
         evaluate_gains(cell, known, wrong)
 
 
-def test_a_silo_of_one_record_has_a_reference() -> None:
+def test_local_model_scores_exist_for_silos_of_one_record() -> None:
     one = compute_references(added_cell("single", 4, 1, 1.0, federation={"rounds": 1, "batch": 1}))
     assert all(silo.train == 1 for silo in one.silos)
 
@@ -433,13 +433,13 @@ def test_a_silo_of_one_record_has_a_reference() -> None:
         ({"split": 1, "validation": 10}, "of the published split"),
     ],
 )
-def test_splits_that_mean_nothing_are_refused(keys: dict[str, Any], said: str) -> None:
+def test_splits_incompatible_with_the_partition_or_validation_are_refused(keys: dict[str, Any], said: str) -> None:
     tree = added_cell("unsplit").canonical_data()
     with pytest.raises(InputError, match=said):
         resolve_cell({**tree, "data": {**tree["data"], **keys}}, "test")
 
 
 @pytest.mark.parametrize("written", [{"privacy": [1]}, {"algorithm": "sgd"}, {"data": {"name": "/dev/zero"}}, {}])
-def test_a_scenario_that_somebody_wrote_has_no_row(written: dict[str, Any]) -> None:
+def test_a_malformed_scenario_finds_no_cached_local_model_scores(written: dict[str, Any]) -> None:
     compute_references(added_cell("filled"))
     assert find_references([written]) == {}

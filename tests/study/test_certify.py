@@ -81,7 +81,7 @@ def rewritten(folder: Path, edit: Edit, *, by: str = "coordinator.key") -> Path:
 
 
 @pytest.mark.slow
-def test_a_certificate_recomputes_in_another_process_without_the_run(run: Path, tmp_path: Path) -> None:
+def test_a_certificate_is_verified_in_another_process_without_the_run_folder(run: Path, tmp_path: Path) -> None:
     for name in ("certificate.json", "trusted", "models/0000.npy"):
         (tmp_path / Path(name).name).write_bytes((run / name).read_bytes())
     words = ["certify", "--verify", "certificate.json", "--keys", "trusted", "--model", "0000.npy"]
@@ -94,7 +94,7 @@ def test_a_certificate_recomputes_in_another_process_without_the_run(run: Path, 
 
 
 @pytest.mark.parametrize("flips", [50, pytest.param(2000, marks=pytest.mark.slow)])
-def test_every_byte_counts(run: Path, tmp_path: Path, flips: int) -> None:
+def test_a_certificate_with_any_one_byte_changed_is_refused(run: Path, tmp_path: Path, flips: int) -> None:
     """Guarantee: a certificate with one byte changed is refused, whichever."""
     all_refused(run, tmp_path / "certificate.json", flips)
 
@@ -128,7 +128,7 @@ def smaller(tree: dict[str, Any]) -> None:
     record.update(json.loads(json.dumps(make_entry(record).recomputed_record)))
 
 
-def test_rows_that_were_edited_consistently_are_refused_by_the_signature(run: Path) -> None:
+def test_certificates_with_consistently_edited_figures_are_refused_by_the_signature(run: Path) -> None:
     """Guarantee: an attacker who recomputes every figure and digest lacks the key, whatever key the file names."""
     path = rewritten(run, smaller)
     check(path, run)  # the coordinator itself can: it is its word, of a simulation
@@ -173,7 +173,9 @@ def test_rows_that_were_edited_consistently_are_refused_by_the_signature(run: Pa
         (lambda tree: tree.update(silos=[{"silo": 0}]), "silo 0 signed, and has no part in a simulation"),
     ],
 )
-def test_what_the_releases_do_not_give_is_named_even_if_it_is_signed(run: Path, edit: Edit, said: str) -> None:
+def test_signed_figures_that_the_releases_do_not_give_are_refused_by_name(
+    run: Path, edit: Edit, said: str
+) -> None:
     with pytest.raises(RunError, match=said) as refused:
         check(rewritten(run, edit), run)
     assert "\n" not in str(refused.value)
@@ -197,7 +199,7 @@ def test_what_the_releases_do_not_give_is_named_even_if_it_is_signed(run: Path, 
         b"x" * (2**24 + 1),
     ],
 )
-def test_a_hostile_file_ends_in_one_line(run: Path, tmp_path: Path, content: bytes) -> None:
+def test_a_hostile_certificate_file_is_refused_in_one_line(run: Path, tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "hostile.json"
     path.write_bytes(content)
     for words in (("certify", "--verify", path, "--keys", run / "trusted"), ("silo", "sign", "none.toml", path)):
@@ -206,7 +208,7 @@ def test_a_hostile_file_ends_in_one_line(run: Path, tmp_path: Path, content: byt
         assert done.stderr.startswith(f"fedpriv: {path}: ")
 
 
-def test_nobody_is_trusted_because_a_file_says_so(run: Path, tmp_path: Path) -> None:
+def test_a_certificate_is_not_verified_without_trusted_keys_from_elsewhere(run: Path, tmp_path: Path) -> None:
     """Guarantee: without keys from elsewhere there is no verdict, and no key stands for two."""
     done = command("certify", "--verify", run / "certificate.json", cwd=tmp_path)
     assert done.returncode == 2
@@ -223,13 +225,13 @@ def test_nobody_is_trusted_because_a_file_says_so(run: Path, tmp_path: Path) -> 
             verify_certificate(run / "certificate.json", read_signers(tmp_path / "keys"))
 
 
-def test_another_model_is_refused(run: Path, tmp_path: Path) -> None:
+def test_a_model_other_than_the_certified_one_is_refused(run: Path, tmp_path: Path) -> None:
     np.save(tmp_path / "model.npy", np.zeros(7850))
     with pytest.raises(RunError, match="is not the model that was certified"):
         verify_certificate(run / "certificate.json", read_signers(run / "trusted"), tmp_path / "model.npy")
 
 
-def test_scores_on_the_silos_own_records_are_not_in_it(tmp_path: Path) -> None:
+def test_a_certificate_has_no_scores_on_the_test_records_of_silos(tmp_path: Path) -> None:
     """Guarantee: exact metrics of test records stay with the server, whoever gets the certificate."""
     tree = small_tree(evaluation={"records": 4}, algorithm__trust="trusted", algorithm__name="dp-mu2-fl")
     folder = fedpriv.run(tree, out=tmp_path / "run").folder
@@ -241,7 +243,7 @@ def test_scores_on_the_silos_own_records_are_not_in_it(tmp_path: Path) -> None:
     assert "this document has no score" in (folder / "model-card.md").read_text()
 
 
-def test_a_folder_that_lies_or_has_several_models_is_not_certified(tmp_path: Path) -> None:
+def test_a_run_with_an_edited_claim_or_with_no_chosen_cell_is_not_certified(tmp_path: Path) -> None:
     folder = fedpriv.run({**small_tree(), "sweep": {"seeds": [1, 2]}}, out=tmp_path / "run").folder
     done = command("certify", folder, "--key", "k", cwd=tmp_path)
     assert "has 2 finished cells; say which model is released by --cell NUMBER" in done.stderr
@@ -254,7 +256,7 @@ def test_a_folder_that_lies_or_has_several_models_is_not_certified(tmp_path: Pat
     assert "cell 0 claims something else than its releases and scenario give" in done.stderr
 
 
-def test_people_answer_what_no_program_knows(run: Path, tmp_path: Path) -> None:
+def test_answers_of_people_are_escaped_in_the_certificate_page_and_model_card(run: Path, tmp_path: Path) -> None:
     (tmp_path / "people.toml").write_text('purpose = "A <script>course</script>"\nretention = "[two](years)"\n')
     folder = tmp_path / "run"
     fedpriv.run(small_tree(), out=folder)
@@ -279,7 +281,7 @@ def certified(tmp_path_factory: pytest.TempPathFactory) -> Deployment:
     return run
 
 
-def test_a_deployments_silos_sign_what_their_ledgers_say(certified: Deployment) -> None:
+def test_silos_of_a_deployment_sign_the_charges_in_their_ledgers(certified: Deployment) -> None:
     code, printed = certified.verify()
     assert (code, printed.splitlines()[0]) == (0, "2 of 2 silos signed")
     content = certified.certificate.read_text()
@@ -300,13 +302,15 @@ def test_a_deployments_silos_sign_what_their_ledgers_say(certified: Deployment) 
 
 
 @pytest.mark.slow
-def test_every_byte_counts_that_silos_signed(certified: Deployment, tmp_path: Path) -> None:
+def test_a_certificate_signed_by_silos_with_any_one_byte_changed_is_refused(
+    certified: Deployment, tmp_path: Path
+) -> None:
     """Guarantee: a certificate with the parts of its silos and one byte changed is refused, whichever."""
     all_refused(certified.folder, tmp_path / "certificate.json", 2000)
 
 
 @pytest.mark.parametrize("number", [None, [0], "0"])
-def test_a_statement_without_a_number_is_one_line_and_writes_nothing(
+def test_a_silo_statement_without_a_valid_silo_number_is_refused_and_changes_no_file(
     certified: Deployment, tmp_path: Path, number: object
 ) -> None:
     signed = json.loads((certified.folder / "silo-0.json").read_text())
@@ -317,14 +321,14 @@ def test_a_statement_without_a_number_is_one_line_and_writes_nothing(
     assert "--signed: a file is no statement that a silo signed" in line
 
 
-def test_statements_are_in_the_order_of_their_silos() -> None:
+def test_signed_silo_statements_are_sorted_by_silo_number() -> None:
     body = {"record": {"engine": "deployment", "scenario": {"federation": {"silos": 12, "rounds": 1, "batch": 1}}}}
     signed = [{"silo": silo, "body": sha256(canonical_json(body))} for silo in (10, 2, 0, 11)]
     content = sign_certificate(body, signed, Ed25519PrivateKey.generate())
     assert [statement["silo"] for statement in json.loads(content)["silos"]] == [0, 2, 10, 11]
 
 
-def test_a_silo_signs_no_run_that_it_has_not(certified: Deployment, tmp_path: Path) -> None:
+def test_a_silo_signs_no_run_that_is_missing_from_its_ledger(certified: Deployment, tmp_path: Path) -> None:
     other = write_silo(tmp_path / "other", 1, budget=6.0)
     guard_of(other)
     done = command("silo", "sign", other, certified.certificate, cwd=tmp_path)
@@ -334,7 +338,7 @@ def test_a_silo_signs_no_run_that_it_has_not(certified: Deployment, tmp_path: Pa
     )
 
 
-def test_a_key_is_its_owners_alone(tmp_path: Path) -> None:
+def test_a_signing_key_that_others_can_read_is_refused(tmp_path: Path) -> None:
     key = tmp_path / "key"
     line = format_public_key(load_or_create_key(key).public_key())
     assert key.stat().st_mode & 0o777 == 0o600
@@ -346,7 +350,7 @@ def test_a_key_is_its_owners_alone(tmp_path: Path) -> None:
         load_or_create_key(key / "below")
 
 
-def test_a_document_has_one_spelling() -> None:
+def test_only_the_canonical_json_form_of_a_signed_document_is_accepted() -> None:
     value = {"b": [1, 1.0, -0.0, 1e-320, True, None, "é"], "a": {}}
     assert read_canonical_json(canonical_json(value), "here") == value
     for other in (b'{"b": 1}\n', b'{\n "b": 1.00\n}\n', b'{\n "b": 1\n}', b'{\n "b": "\xc3\xa9"\n}\n'):
@@ -400,7 +404,7 @@ def openssl_verifies(envelope: dict[str, Any], folder: Path) -> bool:
 
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="needs OpenSSL")
-def test_other_programs_verify_what_was_signed(certified: Deployment, tmp_path: Path) -> None:
+def test_openssl_verifies_each_signed_envelope_of_a_certificate(certified: Deployment, tmp_path: Path) -> None:
     """Guarantee: each envelope has the bytes of the certificate, signed by the key of its signer."""
     lines = (certified.folder / "certificate.dsse.jsonl").read_text().splitlines()
     envelopes = [json.loads(line) for line in lines]
@@ -422,7 +426,7 @@ def test_other_programs_verify_what_was_signed(certified: Deployment, tmp_path: 
         assert not openssl_verifies({**envelope, "payloadType": envelope["payloadType"] + "x"}, tmp_path)
 
 
-def test_the_bytes_that_are_signed_are_those_of_the_specification() -> None:
+def test_signed_bytes_follow_the_encoding_of_the_dsse_specification() -> None:
     """The example of DSSE's protocol, with the length of each part."""
     signed = _signed_bytes("http://example.com/HelloWorld", {})
     assert signed == b"DSSEv1 29 http://example.com/HelloWorld 3 {}\n"

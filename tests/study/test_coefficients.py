@@ -49,7 +49,7 @@ def planned_std(record: Mapping[str, Any]) -> float:
 
 
 @pytest.mark.parametrize("trust", ["untrusted", "secure-aggregation", "trusted"])
-def test_features_are_named_and_the_noise_is_that_of_the_mean(
+def test_coefficients_are_named_by_feature_and_use_the_planned_noise_of_the_mean(
     tmp_path: Path, trust: str, published: list[MeanStatistics]
 ) -> None:
     folder = run_tree(tree_of(tmp_path, algorithm={"trust": trust}), tmp_path)
@@ -62,14 +62,14 @@ def test_features_are_named_and_the_noise_is_that_of_the_mean(
     assert statistics.std == pytest.approx(planned_std(record), rel=1e-6)
 
 
-def test_coefficients_of_another_model_are_refused(tmp_path: Path) -> None:
+def test_coefficients_with_intervals_are_refused_for_softmax_regression(tmp_path: Path) -> None:
     folder = run_tree(table_tree(write_csv(tmp_path / "t.csv", rows(300))), tmp_path)
     with pytest.raises(InputError, match="'softmax-regression': coefficients have intervals where"):
         explore.compute_coefficients(read_results(folder).cells[0], folder)
 
 
 @pytest.mark.parametrize("as_json", [False, True])
-def test_coefficients_of_a_written_claim_are_shown_and_refused(tmp_path: Path, as_json: bool) -> None:
+def test_coefficients_of_a_run_with_an_edited_claim_end_in_an_error(tmp_path: Path, as_json: bool) -> None:
     """Exit code 0 with --json, where a claim was smaller than its releases."""
     folder = run_tree(tree_of(tmp_path), tmp_path)
     explore.print_coefficients(folder, as_json=as_json)
@@ -80,7 +80,7 @@ def test_coefficients_of_a_written_claim_are_shown_and_refused(tmp_path: Path, a
         explore.print_coefficients(folder, as_json=as_json)
 
 
-def test_the_noise_of_a_first_step_is_not_that_of_the_moments(
+def test_the_noise_of_feature_scaling_is_not_added_to_that_of_the_moments(
     tmp_path: Path, published: list[MeanStatistics]
 ) -> None:
     """Before: the noise of the scaling was added to that of the moments, and intervals were too wide."""

@@ -90,7 +90,7 @@ def test_survival_bands_cover_93_percent_at_every_edge(world: World) -> None:
 
 
 @pytest.mark.parametrize("federations", [QUICK, pytest.param(FULL, marks=pytest.mark.slow)])
-def test_hazards_that_grow_are_covered(federations: int) -> None:
+def test_survival_bands_cover_the_population_under_growing_hazards(federations: int) -> None:
     """Deaths late, when few are at risk: the mean of 1/R alone covers .89."""
     draw, records, edges = np.random.default_rng(1), 300, np.linspace(0.0, 1.0, 11)
     event = (draw.exponential(size=(federations, records)) / 0.3) ** (1.0 / 3.0)
@@ -105,7 +105,7 @@ def test_hazards_that_grow_are_covered(federations: int) -> None:
     assert np.min(covered[3:]) >= LEAST - 4.9 * math.sqrt(LEAST * (1.0 - LEAST) / federations)
 
 
-def test_a_band_without_an_event_has_a_length() -> None:
+def test_a_survival_band_without_events_has_positive_width() -> None:
     """No event among 100: S may be .97, and a band of S = 1 alone says that nobody dies."""
     gone = np.zeros((1, 4))
     gone[0, -1] = 100.0
@@ -116,7 +116,7 @@ def test_a_band_without_an_event_has_a_length() -> None:
 
 
 @pytest.mark.parametrize("bins", [1, 2, 10, 24, 50])
-def test_the_start_has_the_deviation_of_its_own_noise(bins: int) -> None:
+def test_the_estimated_number_of_records_at_the_start_has_the_error_of_its_own_noise(bins: int) -> None:
     """It was that of the number at risk in the first bin, which has half of those censored there: .904 of it."""
     units = np.eye(2 * bins + 1)
     bands = compute_survival_bands(units, 3.0)

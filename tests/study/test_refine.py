@@ -58,7 +58,7 @@ def refine(policy: Path, scenario: Path, *words: object) -> Result:
     return invoke("silo", "refine", policy, "--scenario", scenario, *words)
 
 
-def test_it_opens_no_socket_and_writes_for_its_owner_alone(
+def test_refining_a_model_opens_no_socket_and_writes_files_for_their_owner_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     policy, scenario, model = silo_at(tmp_path / "silo")
@@ -76,7 +76,7 @@ def test_it_opens_no_socket_and_writes_for_its_owner_alone(
 
 
 @pytest.mark.slow
-def test_lambda_is_chosen_on_records_that_the_guard_never_held(tmp_path: Path) -> None:
+def test_the_pull_weight_is_chosen_on_held_out_records_if_given_and_else_by_folds(tmp_path: Path) -> None:
     policy, scenario, model = silo_at(tmp_path)
     (features, labels), _ = two_classes(1, 30, 1.0, 10, seed=7)
     np.savez(tmp_path / "more.npz", features=features, labels=labels)
@@ -86,14 +86,14 @@ def test_lambda_is_chosen_on_records_that_the_guard_never_held(tmp_path: Path) -
 
 
 @pytest.mark.slow
-def test_the_learning_curve_needs_no_release(tmp_path: Path) -> None:
+def test_the_learning_curve_of_a_local_model_needs_no_released_model(tmp_path: Path) -> None:
     policy, scenario, _ = silo_at(tmp_path)
     text = refine(policy, scenario, "--alone").output
     assert [line.split()[0] for line in text.splitlines()[1:4]] == ["15", "30", "60"]
 
 
 @pytest.mark.slow
-def test_what_cannot_be_refined_is_told_in_one_line(tmp_path: Path) -> None:
+def test_unusable_models_held_out_files_and_folders_are_refused_by_refine_in_one_line(tmp_path: Path) -> None:
     policy, scenario, model = silo_at(tmp_path)
 
     def say(*words: object) -> str:
@@ -123,7 +123,7 @@ def test_what_cannot_be_refined_is_told_in_one_line(tmp_path: Path) -> None:
 @pytest.mark.every(6)
 @pytest.mark.filterwarnings("ignore:.*encountered in:RuntimeWarning")
 @pytest.mark.parametrize("size", [1e30, 1e160, 1e308, np.inf, np.nan])
-def test_a_server_that_picks_every_float_does_not_pick_the_personal_model(size: float) -> None:
+def test_a_hostile_released_model_gets_pull_weight_zero_in_the_personal_model(size: float) -> None:
     cell = added_cell("hostile", 2, 60, 1.0)
     objective, held = first_silo(cell)
     _, kappa = fits.fit_local_model(objective, held, cell.seed)
@@ -134,7 +134,7 @@ def test_a_server_that_picks_every_float_does_not_pick_the_personal_model(size: 
 
 
 @pytest.mark.slow
-def test_nothing_of_a_personal_model_is_in_a_run_or_on_the_wire(tmp_path: Path) -> None:
+def test_a_personal_model_appears_neither_in_the_run_folder_nor_in_sent_bytes(tmp_path: Path) -> None:
     """A run's folder and its messages have no byte of a silo's own model, before and after the silos looked."""
     cell = added_cell("wired")
     sent: list[bytes] = []

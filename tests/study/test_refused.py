@@ -99,7 +99,9 @@ def refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Refused:
 
 @pytest.mark.parametrize("private", [[], ["--private"]], ids=["open", "private"])
 @pytest.mark.parametrize("given", [*PROMISE, *PROBLEM])
-def test_a_choice_keeps_the_promise_and_the_problem(given: str, private: list[str], refused: Refused) -> None:
+def test_tuning_refuses_a_grid_over_privacy_trust_or_data_keys(
+    given: str, private: list[str], refused: Refused
+) -> None:
     """Guarantee: no setting that is compared differs in what is protected, against whom, or in the records."""
     line = refused("--grid", "algorithm.step=[0.1,1]", "--grid", given, *private)
     key = given.partition("=")[0]
@@ -112,11 +114,13 @@ def test_a_choice_keeps_the_promise_and_the_problem(given: str, private: list[st
     "key", ["algorithm.step", "algorithm.mechanism", "model.width", "federation.rounds", "federation.batch",
             "federation.batches", "federation.cohort", "federation.epochs"]
 )  # fmt: skip
-def test_what_trains_may_be_in_a_grid(key: str) -> None:
+def test_a_tuning_grid_may_contain_training_keys(key: str) -> None:
     check_grid({key: [1, 2]}, "--grid")
 
 
-def test_a_grid_of_a_tuning_file_keeps_them_too(refused: Refused, tmp_path: Path) -> None:
+def test_a_tuning_file_with_a_grid_over_privacy_or_a_malformed_grid_is_refused(
+    refused: Refused, tmp_path: Path
+) -> None:
     for grid, said in (
         ('[grid.dp-sgd]\n"privacy.epsilon" = [1, 200]\n', "grid.dp-sgd: privacy.epsilon: says what is protected"),
         ("[grid.dp-sgd.privacy]\nepsilon = [1, 200]\n", "grid.dp-sgd: privacy: says what is protected"),
@@ -134,7 +138,7 @@ def test_a_grid_of_a_tuning_file_keeps_them_too(refused: Refused, tmp_path: Path
     "fixed", ["privacy.relation=replace-one", "privacy.epsilon=200.0", "algorithm.trust=untrusted",
               "federation.sampling=poisson"]
 )  # fmt: skip
-def test_a_private_choice_is_charged_for_the_promise_of_its_trials(fixed: str, refused: Refused) -> None:
+def test_private_tuning_refuses_other_privacy_settings_during_its_trials(fixed: str, refused: Refused) -> None:
     line = refused("--private", "--grid", "algorithm.step=[0.1,1]", "--while-tuning", fixed)
     assert f"--private: {fixed.partition('=')[0]} = " in line
     assert "but the choice is charged for" in line
@@ -144,7 +148,7 @@ def test_a_private_choice_is_charged_for_the_promise_of_its_trials(fixed: str, r
 @pytest.mark.parametrize(
     ("partition", "key"), [("dirichlet", "data.concentration=0.3"), ("shards", "data.shards=2")]
 )
-def test_a_private_choice_takes_no_partition_that_looks_at_labels(
+def test_private_tuning_refuses_partitions_that_depend_on_labels(
     partition: str, key: str, how: str, refused: Refused
 ) -> None:
     """Guarantee of `tune_privately`: one label moved silo or batch of 1,326 of 4,000 records with "dirichlet"."""
@@ -163,7 +167,7 @@ def test_a_private_choice_takes_no_partition_that_looks_at_labels(
         ({"split": None, "missing": "drop"}, "drop"),
     ],
 )
-def test_a_private_choice_is_divided_by_no_count_that_cells_decide(
+def test_private_tuning_refuses_a_held_out_count_that_depends_on_record_values(
     tmp_path: Path, changes: dict[str, Any], key: str
 ) -> None:
     """Guarantee: a held-out record moves a score by 1 in the number that is charged for."""
@@ -173,7 +177,7 @@ def test_a_private_choice_is_divided_by_no_count_that_cells_decide(
         choose(plain(tmp_path), TuningRow({}, cell, {}), [{}], HeldOut(5, 40, ((5,),)))
 
 
-def test_a_private_choice_refuses_another_promise_whoever_made_the_grid(tmp_path: Path) -> None:
+def test_private_tuning_refuses_any_trial_with_another_relation_trust_or_validation_size(tmp_path: Path) -> None:
     """Guarantee: every trial has the relation, the target and the trust that the price is for."""
     scenario = plain(tmp_path)
     cell = scenario.points[0].cell
@@ -187,7 +191,7 @@ def test_a_private_choice_refuses_another_promise_whoever_made_the_grid(tmp_path
             choose(scenario, row, list_settings(row.grid), hold_out(cell, 100), *fixed)
 
 
-def test_a_private_choice_of_a_regression_is_refused_before_a_run(tmp_path: Path) -> None:
+def test_private_tuning_of_a_regression_is_refused_before_a_run(tmp_path: Path) -> None:
     scenario = plain(tmp_path, "model.name=linear-regression")
     row = TuningRow({}, scenario.points[0].cell, {})
     with pytest.raises(InputError, match="which a regression does not have"):
@@ -216,13 +220,15 @@ def test_a_private_choice_of_a_regression_is_refused_before_a_run(tmp_path: Path
         (["--grid", "federation.batch=[1,300]"], "a run with federation.batch = 300: federation: one pass is"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_tried_is_refused_before_a_trial(words: list[str], said: str, refused: Refused) -> None:
+def test_invalid_tuning_options_are_refused_before_the_first_trial(
+    words: list[str], said: str, refused: Refused
+) -> None:
     line = refused(*words)
     assert said in line
     assert "--set" not in line
 
 
-def test_a_setting_that_cannot_run_is_named_once(refused: Refused) -> None:
+def test_a_tuning_setting_that_cannot_run_is_refused_by_name_in_one_line(refused: Refused) -> None:
     line = refused("--grid", "algorithm.step=[1,-2]")
     assert line == "fedpriv: while tuning: algorithm.step = -2: expected a number above 0\n"
     line = refused("--grid", "algorithm.step=[1]", "--grid", "algorithm.stop=[3]")
@@ -232,7 +238,7 @@ def test_a_setting_that_cannot_run_is_named_once(refused: Refused) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("key", ["federation.batch", "federation.epochs"])
-def test_held_out_records_are_counted_as_runs_with_the_choice_read_them(
+def test_tuning_states_how_many_held_out_records_the_tuned_scenario_assigns_to_silos(
     key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The sentence is of the tuned scenario, on all its seeds, and not of the scenario as it was."""

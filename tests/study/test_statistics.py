@@ -84,7 +84,9 @@ def cells_of(times: NDArray[np.float64], events: NDArray[np.float64] | None = No
 
 
 @coverage
-def test_intervals_of_counts_and_quantiles_cover(federations: int, count: int, mu: float) -> None:
+def test_intervals_of_counts_and_quantiles_cover_at_their_nominal_rate(
+    federations: int, count: int, mu: float
+) -> None:
     draw, edges = np.random.default_rng(11), np.linspace(0.0, 10.0, 17).tolist()
     counts, quantiles = list[bool](), {"these records": list[bool](), "the population": list[bool]()}
     upper = np.append(edges, np.inf)
@@ -111,7 +113,9 @@ def test_intervals_of_counts_and_quantiles_cover(federations: int, count: int, m
 
 
 @coverage
-def test_intervals_of_raw_sums_up_to_an_edge_cover(federations: int, count: int, mu: float) -> None:
+def test_intervals_of_cumulative_shares_cover_at_their_nominal_rate(
+    federations: int, count: int, mu: float
+) -> None:
     """The band of a quantiles' curve times the noisy total that it was divided by, where no end was cut off."""
     draw, edges = np.random.default_rng(16), np.linspace(0.0, 10.0, 17).tolist()
     table = Cells.model_validate({"axes": [{"column": 1, "edges": edges}], "form": "prefix"})
@@ -148,7 +152,7 @@ def test_intervals_of_survival_cover_the_population(federations: int, count: int
 
 
 @pytest.mark.parametrize("federations", [QUICK, pytest.param(FULL, marks=pytest.mark.slow)])
-def test_intervals_of_means_and_deviations_cover(federations: int) -> None:
+def test_intervals_of_means_and_deviations_cover_at_their_nominal_rate(federations: int) -> None:
     draw, hits = np.random.default_rng(15), dict[tuple[str, str], list[bool]]()
     table = Cells.model_validate({"axes": [{"column": 1, "edges": [0.0, 10.0]}], "form": "moments"})
     for _ in range(federations):
@@ -176,7 +180,7 @@ def kaplan_meier(times: NDArray[np.float64], events: NDArray[np.bool_], at: floa
     return survival
 
 
-def test_the_exact_curve_is_that_of_lifelines() -> None:
+def test_the_exact_kaplan_meier_curve_matches_lifelines() -> None:
     lifelines = pytest.importorskip("lifelines", reason="needs pip install 'fedpriv[checks]'")
     draw = np.random.default_rng(4)
     times, events = draw.integers(1, 40, 300).astype(float), draw.random(300) < 0.6
@@ -186,7 +190,7 @@ def test_the_exact_curve_is_that_of_lifelines() -> None:
 
 
 @pytest.mark.slow
-def test_without_noise_survival_is_kaplan_meiers_within_the_binning() -> None:
+def test_noise_free_survival_estimates_match_kaplan_meier_up_to_the_binning() -> None:
     draw, edges = np.random.default_rng(13), np.linspace(0.0, 10.0, 41).tolist()
     event, censored = draw.exponential(6.0, 3000), draw.exponential(10.0, 3000)
     times, seen = np.minimum(event, censored), event <= censored
@@ -196,7 +200,7 @@ def test_without_noise_survival_is_kaplan_meiers_within_the_binning() -> None:
     assert np.abs(np.array(curve.values) - exact).max() < 0.002
 
 
-def test_a_curve_ends_where_too_few_are_at_risk_and_never_rises() -> None:
+def test_a_survival_curve_ends_where_too_few_are_at_risk_and_never_rises() -> None:
     draw = np.random.default_rng(14)
     times = draw.exponential(1.0, 200)
     (curve,) = one("survival", cells_of(times, np.ones(200)), list(range(21)), 0.3, draw).curves  # type: ignore[arg-type]
@@ -238,7 +242,7 @@ def test_sites_are_counted_like_any_column(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("trust", TRUSTS)
-def test_engines_release_the_same_tables_near_the_truth(tmp_path: Path, trust: str) -> None:
+def test_the_statistics_of_both_engines_agree_and_lie_near_the_true_counts(tmp_path: Path, trust: str) -> None:
     path = write_csv(tmp_path / "t.csv", rows(600))
     statistics = statistics_of(tree_of(path, trust=trust))
     assert statistics.cell.batch_sizes == (360, 240)
@@ -256,7 +260,7 @@ def test_engines_release_the_same_tables_near_the_truth(tmp_path: Path, trust: s
     )
 
 
-def test_integers_of_a_simulation_are_those_tables(tmp_path: Path) -> None:
+def test_statistics_in_integer_arithmetic_lie_near_the_true_counts(tmp_path: Path) -> None:
     """In process, with the arithmetic and the noise of a deployment under the test key."""
     path = write_csv(tmp_path / "t.csv", rows(600))
     statistics = statistics_of(tree_of(path, trust="secure-aggregation"))
@@ -271,7 +275,7 @@ def test_integers_of_a_simulation_are_those_tables(tmp_path: Path) -> None:
         assert abs(estimate.value - true) <= 4.5 * estimate.standard_error
 
 
-def test_persons_count_once_however_many_rows_they_have(tmp_path: Path) -> None:
+def test_a_person_counts_once_however_many_rows_the_table_has(tmp_path: Path) -> None:
     """Of a person with k rows each counts 1/k; places and errors are persons'."""
     listed = [{**row, "patient": row["hospital"] + str(number // 7)} for number, row in enumerate(rows(600))]
     path = write_csv(tmp_path / "t.csv", listed)
@@ -303,7 +307,7 @@ def test_persons_count_once_however_many_rows_they_have(tmp_path: Path) -> None:
         ({"colour": 1}, "colour"),
     ],
 )
-def test_plans_that_are_none_are_refused_in_one_line(
+def test_invalid_statistics_plans_are_refused_in_one_line(
     tmp_path: Path, changes: Mapping[str, Any], words: str
 ) -> None:
     path = write_csv(tmp_path / "t.csv", rows())
@@ -312,14 +316,14 @@ def test_plans_that_are_none_are_refused_in_one_line(
     assert "\n" not in str(refused.value)
 
 
-def test_rows_that_are_dropped_are_not_counted_as_if_nobody_lacked_a_value(tmp_path: Path) -> None:
+def test_statistics_refuse_tables_that_drop_rows_with_missing_values(tmp_path: Path) -> None:
     path = write_csv(tmp_path / "t.csv", rows())
     data = {"name": str(path), "table": {**SCHEMA, "missing": "drop"}}
     with pytest.raises(InputError, match="to be counted as missing"):
         statistics_of(tree_of(path, data=data))
 
 
-def test_a_table_that_puts_no_row_aside_has_statistics_and_no_model(tmp_path: Path) -> None:
+def test_statistics_are_computed_for_a_table_without_a_test_split(tmp_path: Path) -> None:
     schema = {key: value for key, value in FILLED.items() if key != "split"} | {"test_share": 0.0}
     path = write_csv(tmp_path / "t.csv", rows())
     statistics = statistics_of(tree_of(path, data={"name": str(path), "table": schema}))

@@ -87,7 +87,9 @@ def tree_of(path: str) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-def test_every_row_gets_the_best_of_as_many_settings_on_held_out_records(fedpriv: Command) -> None:
+def test_tuning_chooses_for_every_row_the_best_of_equally_many_settings_on_held_out_records(
+    fedpriv: Command,
+) -> None:
     out, err = fedpriv("tune", "mine.toml", *GRID, "--held-out", "500", "--seeds", "7", "--seeds", "8")
     trials = read_results(Path("runs/mine-tuned/trials")).cells
     assert len(trials) == 4 * 6 * 2
@@ -123,7 +125,7 @@ def test_every_row_gets_the_best_of_as_many_settings_on_held_out_records(fedpriv
 
 
 @pytest.mark.slow
-def test_an_override_of_a_key_that_was_chosen_does_not_outrank_the_choice(fedpriv: Command) -> None:
+def test_an_override_of_a_tuned_key_is_left_out_of_the_printed_command(fedpriv: Command) -> None:
     """The command that tune prints runs what tune chose."""
     overrides = ["--set", "algorithm.step=3.0", "--set", "privacy.mu=1.0"]
     out, _ = fedpriv("tune", "mine.toml", "--grid", "algorithm.step=[0.1,0.3]", *overrides)
@@ -136,7 +138,7 @@ def test_an_override_of_a_key_that_was_chosen_does_not_outrank_the_choice(fedpri
 
 
 @pytest.mark.slow
-def test_a_run_with_the_settings_says_that_they_were_chosen(fedpriv: Command) -> None:
+def test_a_run_of_a_tuned_scenario_says_that_its_figures_do_not_cover_the_tuning(fedpriv: Command) -> None:
     fedpriv("tune", "mine.toml", "--trials", "2", "--grid", "algorithm.step=[0.1,1,10]", "--set", "privacy.mu=1.0")
     out, _ = fedpriv("run", "runs/mine-tuned/scenario.toml", "--set", "privacy.mu=1.0", "--out", "done")
     said = "These figures do not cover that choice: it read the records without noise."
@@ -152,7 +154,7 @@ def test_a_run_with_the_settings_says_that_they_were_chosen(fedpriv: Command) ->
 
 
 @pytest.mark.slow
-def test_a_paper_s_values_are_not_shown_beside_other_settings(fedpriv: Command) -> None:
+def test_published_values_are_withheld_for_tuned_settings(fedpriv: Command) -> None:
     """The rules of a tuned scenario change what the paper ran."""
     axes = 'rows = "algorithm.name"\ncolumns = "privacy.mu"'
     Path("paper.toml").write_text(f"{SCENARIO}\n[paper]\n{axes}\ntest_accuracy = [[90, 91], [92, 93]]\n")
@@ -166,7 +168,9 @@ def test_a_paper_s_values_are_not_shown_beside_other_settings(fedpriv: Command) 
     assert tuned.published.withheld_keys == ["what `fedpriv tune` chose"]
 
 
-def test_a_tuning_file_names_scenario_grids_and_what_holds_meanwhile(fedpriv: Command, tmp_path: Path) -> None:
+def test_a_tuning_file_gives_scenario_grids_seeds_and_fixed_keys_of_the_trials(
+    fedpriv: Command, tmp_path: Path
+) -> None:
     (tmp_path / "tuning").mkdir()
     (tmp_path / "tuning" / "mine.toml").write_text(
         'scenario = "../mine.toml"\nseeds = [9]\n[fixed]\n"data.validation" = 600\n"federation.rounds" = 5\n'
@@ -180,7 +184,7 @@ def test_a_tuning_file_names_scenario_grids_and_what_holds_meanwhile(fedpriv: Co
     assert tree_of("out/tuning.json")["held_out"]["count"] == 600
 
 
-def test_held_out_records_are_said_to_be_whose_they_are() -> None:
+def test_held_out_records_are_counted_by_silo_as_a_run_assigns_them() -> None:
     """By silo, as a run of the scenario spreads them."""
     cell = resolve_cell(small_tree(federation__rounds=1500, federation__silos=4), "test")
     held_out = hold_out(cell, 1000)
@@ -202,7 +206,7 @@ def test_held_out_records_are_said_to_be_whose_they_are() -> None:
     "federation", [{"silos": 4, "rounds": 1500}, {"silos": 2, "rounds": 10, "samples": 6000},
                    {"silos": 2, "rounds": 10, "batches": [400, 200]}]
 )  # fmt: skip
-def test_what_is_left_of_the_records_is_what_trials_read(federation: dict[str, Any]) -> None:
+def test_trials_train_only_on_records_that_are_not_held_out(federation: dict[str, Any]) -> None:
     cell = resolve_cell({**small_tree(), "federation": federation}, "test")
     held_out = hold_out(cell, 1500)
     tried = make_trial(cell, {"algorithm.diameter": 0.2}, held_out, [], 5)
@@ -213,7 +217,7 @@ def test_what_is_left_of_the_records_is_what_trials_read(federation: dict[str, A
     assert read.max() < 4500
 
 
-def test_rows_of_other_grids_get_as_many_settings() -> None:
+def test_grids_of_different_size_need_an_equal_number_of_trials_for_every_row() -> None:
     grids = [{"a": [1, 2, 3]}, {"a": [1, 2], "b": [3, 4, 5, 6]}, {"a": [7, 8, 9]}]
     with pytest.raises(InputError, match="grids of 3 and 8 settings: every row gets as many, so give --trials 3"):
         choose_settings(grids, None, np.random.default_rng(1))
@@ -224,7 +228,7 @@ def test_rows_of_other_grids_get_as_many_settings() -> None:
     assert [setting["a"] + 6 for setting in chosen[0]] == [setting["a"] for setting in chosen[2]]
 
 
-def test_without_a_grid_the_numbers_of_the_scenario_are_varied() -> None:
+def test_the_default_tuning_grid_varies_positive_numbers_of_the_algorithm() -> None:
     algorithm = {"name": "dp-sgd", "trust": "trusted", "clip": 2.0, "step": 0.5, "momentum": 0.5}
     tree = small_tree(algorithm=algorithm, privacy={"relation": "zero-out", "mu": 1.0})
     grid = make_default_grid(resolve_cell(tree, "test"))
@@ -237,7 +241,7 @@ def test_without_a_grid_the_numbers_of_the_scenario_are_varied() -> None:
 
 
 @pytest.mark.slow
-def test_a_private_choice_leaves_nothing_of_other_runs_and_says_what_it_costs(fedpriv: Command) -> None:
+def test_private_tuning_writes_no_trials_and_states_the_epsilon_of_the_selection(fedpriv: Command) -> None:
     out, err = fedpriv("tune", "mine.toml", *GRID, "--private", "--trials", "6", "--out", "out")
     assert sorted(path.name for path in Path("out").iterdir()) == ["scenario.toml", "tuning.json", "tuning.md"]
     assert not Path("runs").exists()
@@ -262,7 +266,7 @@ def test_a_private_choice_leaves_nothing_of_other_runs_and_says_what_it_costs(fe
 
 
 @pytest.mark.slow
-def test_a_private_choice_can_be_of_a_poisson_number_of_runs(fedpriv: Command) -> None:
+def test_private_tuning_with_a_poisson_number_of_runs_may_leave_rows_untried(fedpriv: Command) -> None:
     options = ["--private", "--poisson", "--trials", "1", "--out", "out", "--seed", "3"]
     out, _ = fedpriv("tune", "mine.toml", *GRID, *options)
     choices = tree_of("out/tuning.json")["choices"]
@@ -273,7 +277,7 @@ def test_a_private_choice_can_be_of_a_poisson_number_of_runs(fedpriv: Command) -
     assert choices[0]["epsilon"] == PrivateSelection(1.0, PoissonRunCount(1.0)).epsilon_of(1e-5)
 
 
-def test_scores_of_held_out_records_are_as_private_as_the_run() -> None:
+def test_noise_on_held_out_scores_is_one_over_the_record_count_times_mu() -> None:
     """Guarantee: one record moves the accuracy by 1/n; the noise is 1/(n μ)."""
     one = CellOutcome({"test_loss": 1.0, "test_accuracy": 0.5}, 0.0, 0.1, (), 1, np.zeros(2))
     generator = np.random.default_rng(3)
@@ -309,7 +313,7 @@ def test_scores_of_held_out_records_are_as_private_as_the_run() -> None:
          ["--private", "only one record is protected"]),
     ],
 )  # fmt: skip
-def test_what_cannot_be_tuned_is_refused_in_one_line(
+def test_invalid_tuning_requests_are_refused_in_one_line(
     words: list[str], parts: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:  # fmt: skip
     monkeypatch.chdir(tmp_path)
@@ -321,7 +325,7 @@ def test_what_cannot_be_tuned_is_refused_in_one_line(
 
 
 @pytest.mark.parametrize("key", ["model.loss", "model.class_weights", "model.label_smoothing"])
-def test_losses_that_are_computed_in_several_ways_are_not_compared(
+def test_tuning_by_test_loss_refuses_a_grid_over_keys_that_define_the_loss(
     key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Before: the smallest weights, or the mildest of three losses, had won."""
@@ -371,13 +375,13 @@ def test_a_tuning_file_with_a_value_of_another_type_is_refused(tmp_path: Path, l
 
 
 @pytest.mark.parametrize("count", [0, -1, 6000, "100"])
-def test_held_out_records_are_some_and_not_all(count: Any) -> None:
+def test_a_held_out_count_of_none_all_or_no_number_is_refused(count: Any) -> None:
     """A tuning file may give any value."""
     with pytest.raises(InputError, match=rf"--held-out {count}: synthetic has 6000 training records; hold out 1"):
         hold_out(resolve_cell(small_tree(), "test"), count)
 
 
-def test_a_grid_can_be_for_a_number(tmp_path: Path) -> None:
+def test_a_grid_of_a_tuning_file_can_be_named_by_a_numeric_swept_value(tmp_path: Path) -> None:
     """Keys of a file are texts, and no point had the grid of its number."""
     (tmp_path / "mine.toml").write_text(SCENARIO)
     grids = {"1.0": {"algorithm.step": [1.0, 2.0]}, "4.0": {"algorithm.step": [3.0, 4.0]}}
@@ -387,7 +391,7 @@ def test_a_grid_can_be_for_a_number(tmp_path: Path) -> None:
     ] * 2
 
 
-def test_a_score_that_is_not_finite_is_no_metric_that_is_lacking() -> None:
+def test_a_metric_that_is_not_finite_is_reported_as_such_and_not_as_missing() -> None:
     with pytest.raises(
         InputError, match="--metric test_loss: a run has no finite value of it, but test_accuracy; "
     ):
@@ -405,7 +409,7 @@ TUNINGS = sorted((Path(__file__).resolve().parents[2] / "scenarios" / "tuning").
 
 
 @pytest.mark.parametrize("path", TUNINGS, ids=lambda path: path.stem)
-def test_every_row_of_the_table_gets_the_same_number_of_settings(path: Path) -> None:
+def test_every_shipped_tuning_file_gives_all_rows_equally_many_settings_and_fresh_seeds(path: Path) -> None:
     """Every value of the axis has a grid, no grid is for a row that is not there, and seeds are fresh."""
     request, grids = complete_request(TuneRequest(path))
     scenario = load_scenario(request.scenario)
@@ -433,7 +437,7 @@ def test_a_smaller_error_is_better(metric: str) -> None:
     assert is_better(metric, 0.2, 0.1) == (metric in SCORES)
 
 
-def test_the_price_of_a_choice_is_at_the_smallest_delta_of_all_cells() -> None:
+def test_the_cost_of_private_tuning_is_stated_at_the_smallest_delta_of_all_cells() -> None:
     """Guarantee: no ε that holds at one δ stands beside another."""
     rows = (TunedChoice(when={}, mu=1.0),)
     tuned = Tuning(settings=8, held_out=100, metric="test_accuracy", law="poisson", mean=20.0, rows=rows)
@@ -445,7 +449,7 @@ def test_the_price_of_a_choice_is_at_the_smallest_delta_of_all_cells() -> None:
     assert dearest <= float(epsilon) < dearest * 1.001
 
 
-def test_the_printed_command_imports_what_the_tuning_imported(fedpriv: Command, tmp_path: Path) -> None:
+def test_the_printed_command_of_a_tuning_repeats_its_import_option(fedpriv: Command, tmp_path: Path) -> None:
     (tmp_path / "my own.py").write_text(
         "import numpy as np\n\nimport fedpriv\n\nimages = np.zeros((7000, 28, 28), np.uint8)\n"
         "labels = np.arange(7000) % 10\n"

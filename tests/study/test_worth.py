@@ -36,7 +36,7 @@ __all__ = ["own_cache"]
 
 
 @pytest.mark.slow
-def test_a_federation_of_small_silos_gains_what_pooling_gives() -> None:
+def test_pooling_small_silos_gains_about_fifteen_points_over_local_models() -> None:
     """|m| = .75, 15 records a silo: ten such federations gain 14 to 18 points by pooling."""
     cell = added_cell("worth-gains", 40, 15, 0.75)
     known = compute_references(cell)
@@ -47,7 +47,7 @@ def test_a_federation_of_small_silos_gains_what_pooling_gives() -> None:
     assert 0.12 < pooled.gain < 0.20
 
 
-def test_alone_is_the_minimum_of_the_penalised_mean_loss() -> None:
+def test_a_local_model_minimizes_the_mean_loss_with_a_ridge_penalty_on_weights() -> None:
     cell = added_cell("worth-minimum")
     objective, held = first_silo(cell)
     penalty = fits.make_penalties(objective, held.train, 0.1)
@@ -61,7 +61,7 @@ def test_alone_is_the_minimum_of_the_penalised_mean_loss() -> None:
 
 
 @pytest.mark.slow
-def test_labels_flipped_in_half_of_the_silos_make_joining_lose_and_own_intercepts_do_not_help() -> None:
+def test_pooling_loses_under_labels_flipped_in_half_of_the_silos_even_with_own_intercepts() -> None:
     """Golden 4: a pooled model is a coin there, each silo alone is not."""
     train, test = two_classes(8, 40, 1.5, 1_000)
     sites = np.repeat(np.arange(8), 40)
@@ -86,7 +86,7 @@ def test_labels_flipped_in_half_of_the_silos_make_joining_lose_and_own_intercept
     assert np.mean(united) < np.mean(scores) - 0.2
 
 
-def test_skewed_labels_are_judged_on_the_silos_own_shares() -> None:
+def test_local_models_of_label_skewed_silos_are_scored_on_test_records_of_their_own_skew() -> None:
     """On the common test set a silo of one class alone would be at one half."""
     cell = added_cell("worth-skewed", 4, 50, data={"partition": "shards", "shards": 1})
     known = compute_references(cell)
@@ -95,7 +95,7 @@ def test_skewed_labels_are_judged_on_the_silos_own_shares() -> None:
         assert (silo.penalty, silo.constant) == (PENALTIES[0], 1.0)
 
 
-def test_recalibration_fits_intercepts_and_one_scale_and_nothing_else() -> None:
+def test_recalibration_fits_only_intercepts_and_one_common_scale() -> None:
     cell = added_cell("worth-intercepts")
     objective, held = first_silo(cell)
     released = 1e-4 * fits.fit_local_model(objective, held, 0)[0]
@@ -106,7 +106,7 @@ def test_recalibration_fits_intercepts_and_one_scale_and_nothing_else() -> None:
     assert fits.score_model(objective, own.ravel(), held.train) > 0.8
 
 
-def test_folds_keep_units_whole_and_share_classes_out() -> None:
+def test_cross_validation_folds_keep_units_whole_and_balance_classes() -> None:
     units = np.repeat(np.arange(30), 3)
     labels = torch.from_numpy(np.repeat(np.arange(30) % 2, 3))
     read, tested = Records(torch.zeros(90, 2), labels), Records(torch.zeros(1, 2), labels[:1])
@@ -120,7 +120,7 @@ def test_folds_keep_units_whole_and_share_classes_out() -> None:
 
 
 @pytest.mark.slow
-def test_a_model_gains_nothing_over_itself_and_references_come_from_the_cache(own_cache: Path) -> None:
+def test_a_model_gains_zero_over_itself_and_local_scores_are_read_from_the_cache(own_cache: Path) -> None:
     cell = added_cell("worth-cached", 1, 40, 1.0)
     known = compute_references(cell)
     (file,) = own_cache.iterdir()
@@ -135,7 +135,7 @@ def test_a_model_gains_nothing_over_itself_and_references_come_from_the_cache(ow
 
 
 @pytest.mark.slow
-def test_other_records_or_another_model_are_another_reference(own_cache: Path) -> None:
+def test_other_records_seeds_or_models_have_cached_local_scores_of_their_own(own_cache: Path) -> None:
     compute_references(added_cell("worth-first"))
     compute_references(cell_on("worth-first", 2, 40, model={"feature_norm": 4.0}))
     compute_references(cell_on("worth-first", 2, 40, seed=4))
@@ -156,7 +156,9 @@ def test_other_records_or_another_model_are_another_reference(own_cache: Path) -
         ),
     ],
 )
-def test_what_has_no_reference_is_refused_in_one_line(sections: dict[str, Any], said: str) -> None:
+def test_scenarios_without_linear_scores_or_with_client_units_have_no_local_models(
+    sections: dict[str, Any], said: str
+) -> None:
     tree = added_cell("worth-refused", 4).canonical_data()
     for name, keys in sections.items():
         tree[name] = keys if name in ("federation", "model") else {**tree[name], **keys}
@@ -165,7 +167,7 @@ def test_what_has_no_reference_is_refused_in_one_line(sections: dict[str, Any], 
 
 
 @pytest.mark.slow
-def test_the_command_compares_a_run_with_each_silo_alone(tmp_path: Path) -> None:
+def test_the_worth_command_compares_a_run_with_local_models_by_sweep_point(tmp_path: Path) -> None:
     tree = added_cell("worth-run", 3).canonical_data()
     results = fedpriv.run({**tree, "sweep": {"privacy.mu": [0.05, 8.0], "seeds": 2}}, out=tmp_path / "run")
     assert len(results) == 4
@@ -183,7 +185,7 @@ def test_the_command_compares_a_run_with_each_silo_alone(tmp_path: Path) -> None
 
 
 @pytest.mark.slow
-def test_a_reference_is_no_part_of_the_run_folder(tmp_path: Path) -> None:
+def test_the_worth_command_writes_nothing_into_the_run_folder(tmp_path: Path) -> None:
     """Nothing that was computed from a silo's records lands where a run is published."""
     fedpriv.run(added_cell("worth-folder", 3).canonical_data(), out=tmp_path / "run")
     before = bytes_below(tmp_path / "run")
@@ -191,7 +193,7 @@ def test_a_reference_is_no_part_of_the_run_folder(tmp_path: Path) -> None:
     assert before == bytes_below(tmp_path / "run")
 
 
-def test_spread_is_over_silos() -> None:
+def test_the_standard_deviation_of_local_scores_is_over_silos() -> None:
     silo = LocalModelScores(0, "a", 10, 10, 0.5, 0.5, 0.1, 0.5, 0.5)
     known = References("accuracy", 2, (silo, LocalModelScores(1, "b", 10, 10, 0.7, 0.5, 0.1, 0.5, 0.5)))
     assert known.mean_score == pytest.approx(0.6)
@@ -199,9 +201,7 @@ def test_spread_is_over_silos() -> None:
 
 
 @pytest.mark.slow
-def test_worth_computes_in_one_thread_and_leaves_the_callers_as_they_were(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_local_models_are_computed_in_one_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two threads of torch on a busy machine took 7 minutes where one takes 5 s."""
     cell, evaluations = added_cell("threads"), list[int]()
     tree = cell.canonical_data()
@@ -222,7 +222,7 @@ def test_worth_computes_in_one_thread_and_leaves_the_callers_as_they_were(
 
 
 @pytest.mark.slow
-def test_hazards_are_fitted_alone_by_their_losses(tmp_path: Path) -> None:
+def test_local_hazard_models_minimize_the_penalized_loss_and_beat_constant_hazards(tmp_path: Path) -> None:
     """Age moves the hazard: each of two clinics beats constant hazards, and the likelihood is what is compared."""
     cell = resolve_cell(hazards(tmp_path), "test")
     objective, held = first_silo(cell)
@@ -242,7 +242,7 @@ def test_hazards_are_fitted_alone_by_their_losses(tmp_path: Path) -> None:
         compute_references(cell, with_any_learner=True)
 
 
-def test_constant_hazards_are_those_of_the_table_of_deaths(tmp_path: Path) -> None:
+def test_the_constant_hazard_loss_matches_smoothed_odds_of_the_death_table(tmp_path: Path) -> None:
     objective = find_linear_objective(resolve_cell(hazards(tmp_path), "test"))
     assert isinstance(objective, LinearHazards)
     bins = objective.bins
@@ -252,14 +252,14 @@ def test_constant_hazards_are_those_of_the_table_of_deaths(tmp_path: Path) -> No
     assert objective.constant_loss(torch.cat([survived, died]), survived[:2]) == pytest.approx(wanted)
 
 
-def test_hazards_of_a_hidden_layer_are_refused(tmp_path: Path) -> None:
+def test_local_hazard_models_with_a_hidden_layer_are_refused(tmp_path: Path) -> None:
     tree = hazards(tmp_path) | {"model": {"name": "hazard-mlp"}}
     with pytest.raises(InputError, match="hazard regression"):
         compute_references(resolve_cell(tree, "test"))
 
 
 @pytest.mark.slow
-def test_the_command_says_what_joining_does_to_a_likelihood(tmp_path: Path) -> None:
+def test_the_worth_command_reports_hazard_models_by_negative_loss(tmp_path: Path) -> None:
     tree = hazards(tmp_path, privacy={"mu": None, "epsilon": 3.0, "delta": 1e-5})
     del tree["privacy"]["mu"], tree["seed"]
     results = fedpriv.run(tree, out=tmp_path / "run")

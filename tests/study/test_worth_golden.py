@@ -47,7 +47,7 @@ def own_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.long
-def test_mnist_in_a_hundred_silos(own_alone: Path) -> None:
+def test_local_mnist_models_of_a_hundred_silos_reach_86_percent(own_alone: Path) -> None:
     """Golden 1: 86.0 ± .4 with folds over 8 silos of 600 images."""
     cell = resolve_cell(
         {
@@ -67,7 +67,7 @@ def test_mnist_in_a_hundred_silos(own_alone: Path) -> None:
 
 
 @pytest.mark.long
-def test_hospitals_over_splits(own_alone: Path) -> None:
+def test_local_pooled_and_recalibrated_hospital_models_match_golden_scores_over_splits(own_alone: Path) -> None:
     """Golden 2: alone 83.4, pooled 80.7, with intercepts fitted at home 83.1, ± .5 over 60 splits; here 20."""
     found = []
     for split in range(1, 21):
@@ -122,7 +122,7 @@ def test_pooling_gains_twelve_points_where_silos_are_small_and_alike() -> None:
 
 @pytest.mark.long
 @pytest.mark.usefixtures("own_cache")
-def test_the_break_even_falls_with_the_number_of_silos_and_with_masks() -> None:
+def test_the_break_even_falls_with_more_silos_and_with_secure_aggregation() -> None:
     """Golden 3: |m| = 1, 20 training records: 4.7, 2.5, 1.6, 1.1, .65 untrusted; less with masks.
 
     With masks 1.3, .7, .3, .16, below .1.  Those figures agree with ε by the formula of zCDP, which is 1.2 to 1.6
@@ -169,7 +169,7 @@ def own_folder(silos: int, trust: str, seed: int) -> Path:
 
 
 @pytest.mark.slow
-def test_coverage_over_redrawn_federations() -> None:
+def test_standard_errors_of_normal_means_cover_over_redrawn_federations() -> None:
     """Golden 6 with normal means in place of models: 60 records, 20 splits, 88 to 100 % of the truth."""
     draw, hit = np.random.default_rng(1), 0
     for _ in range(600):
@@ -186,7 +186,7 @@ def test_coverage_over_redrawn_federations() -> None:
 
 @pytest.mark.long
 @pytest.mark.usefixtures("own_cache")
-def test_labels_flipped_in_half_of_the_silos_lose_at_every_epsilon(tmp_path: Path) -> None:
+def test_labels_flipped_in_half_of_the_silos_make_joining_lose_at_every_epsilon(tmp_path: Path) -> None:
     """Golden 4: 20 silos of 20, half of them flipped: released -24.5, "never".
 
     Personal models lose less than 1.5: .3 ± .2 over four worlds (.1 at ε = .3, .4 at 30).  They lost 2.5 while λ
@@ -208,7 +208,7 @@ def test_labels_flipped_in_half_of_the_silos_lose_at_every_epsilon(tmp_path: Pat
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("own_cache")
-def test_labels_flipped_in_a_fifth_gain_for_most_and_cost_the_others(tmp_path: Path) -> None:
+def test_labels_flipped_in_a_fifth_of_the_silos_help_most_silos_and_harm_the_flipped_ones(tmp_path: Path) -> None:
     """Golden 4: the mean, about -5.9, is made of +6.0 for most and -53 for some."""
     means = []
     for seed in range(2):
@@ -226,7 +226,7 @@ def test_labels_flipped_in_a_fifth_gain_for_most_and_cost_the_others(tmp_path: P
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("own_cache")
-def test_coverage_over_redrawn_federations_of_models() -> None:
+def test_standard_errors_of_trained_models_cover_over_redrawn_federations() -> None:
     """Golden 6: 6 silos of 60 records drawn anew, models on splits of them, noise; plain errors cover far less."""
     objective = find_linear_objective(resolve_cell(world("covered", 2, 60, 1.0, 0), "x"))
     worlds, splits, train, start = 40, 10, 40, np.zeros(objective.dimension)

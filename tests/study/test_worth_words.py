@@ -51,7 +51,7 @@ def row_of(*gains: float, mu: float = 1.0) -> PointGains:
     return PointGains({"privacy.mu": mu}, tuple(range(len(gains))), (), of_seeds, {})
 
 
-def test_joining_is_not_told_apart_only_where_the_interval_covers_zero() -> None:
+def test_the_verdict_is_undecided_exactly_if_the_interval_of_the_gain_covers_zero() -> None:
     rows = [
         row_of(0.020, 0.021, 0.022, mu=8.0),
         row_of(-0.020, -0.021, -0.022, mu=0.1),
@@ -96,7 +96,7 @@ def test_no_standard_error_is_printed_as_zero(error: float | None, words: str) -
     assert format_error(error, 1) == words
 
 
-def test_budgets_are_told_where_they_are_swept_and_not_where_all_are_whole() -> None:
+def test_budget_shares_are_described_only_for_sweep_points_with_partial_budgets() -> None:
     rows = [
         dataclasses.replace(row_of(0.02, mu=mu), budget_shares=shares)
         for mu, shares in ((1.0, {"a": 1.0, "b": 0.5}), (2.0, {"a": 1.0, "b": 0.1}), (4.0, {"a": 1.0, "b": 1.0}))
@@ -110,7 +110,7 @@ def test_budgets_are_told_where_they_are_swept_and_not_where_all_are_whole() -> 
     assert _describe_budgets(rows[2:]) == []
 
 
-def test_never_is_said_only_where_the_interval_has_no_crossing() -> None:
+def test_the_break_even_is_never_only_if_its_interval_has_no_crossing() -> None:
     draw = np.random.default_rng(0)
     gains = -0.01 + 0.03 * draw.standard_normal((1, 10, 1)) + np.zeros((3, 10, 2))
     unsure = estimate_break_even(GRID, gains, 0.5, monotone=True)
@@ -130,18 +130,18 @@ def result_of(gains: float, metric: str, splits: int = 0) -> JoiningResult:
     return JoiningResult(request, "x", 1e-5, 3, metric, 20, ("untrusted",), False, split, (split,) * splits, {})
 
 
-def test_gains_of_losses_have_the_digits_of_losses_in_the_chart_too() -> None:
+def test_the_gain_chart_prints_losses_with_four_digits_and_accuracies_with_one() -> None:
     assert "ε = 0.1: -0.0300" in tips(make_gain_chart(result_of(-0.03, "-loss")))  # before: "-0.0"
     assert "ε = 0.1: -3.0" in tips(make_gain_chart(result_of(-0.03, "accuracy")))
     assert "ε is against the server" not in make_gain_chart(result_of(-0.03, "accuracy")).note
 
 
-def test_joining_only_may_pay_above_a_grid_on_which_it_loses(capsys: pytest.CaptureFixture[str]) -> None:
+def test_joining_may_pay_above_the_grid_if_it_loses_on_the_whole_grid(capsys: pytest.CaptureFixture[str]) -> None:
     print_joining(result_of(-0.03, "accuracy"), as_json=False, plot=None)
     assert "Joining may pay from ε above 30" in " ".join(capsys.readouterr().out.split())  # before: "pays"
 
 
-def test_the_scores_of_each_model_are_printed_where_two_have_one_seed(capsys: pytest.CaptureFixture[str]) -> None:
+def test_local_scores_of_two_models_with_one_seed_are_both_printed(capsys: pytest.CaptureFixture[str]) -> None:
     """The JSON had one entry a seed, so that of two models only one was there."""
     cells = [added_cell("two-models", 2, 20, 1.0, model={"feature_norm": norm}) for norm in (4.0, 8.0)]
     _fill_cache(cells, WorthRequest(only_local=True, as_json=True))
@@ -149,7 +149,7 @@ def test_the_scores_of_each_model_are_printed_where_two_have_one_seed(capsys: py
 
 
 @pytest.mark.parametrize("content", [None, b"no array"])
-def test_a_model_that_is_gone_or_damaged_is_named(tmp_path: Path, content: bytes | None) -> None:
+def test_a_missing_or_damaged_model_file_is_refused_by_name(tmp_path: Path, content: bytes | None) -> None:
     """It was a traceback."""
     tree = added_cell("no-model", 2, 20, 1.0).canonical_data()
     fedpriv.run(tree, out=tmp_path / "run")
@@ -159,7 +159,7 @@ def test_a_model_that_is_gone_or_damaged_is_named(tmp_path: Path, content: bytes
         compare_run(tmp_path / "run", read_claims(tmp_path / "run"))
 
 
-def test_noise_seeds_are_not_ignored_without_another_option_of_the_grid(tmp_path: Path) -> None:
+def test_the_seeds_option_is_refused_for_the_folder_of_a_run(tmp_path: Path) -> None:
     (tmp_path / "results.json").touch()
     done = invoke("worth", str(tmp_path), "--seeds", "3")
     assert "--seeds" in str(done.exception)
@@ -180,7 +180,7 @@ def test_noise_seeds_are_not_ignored_without_another_option_of_the_grid(tmp_path
         (["--personal"], "--personal: a personal model starts from a released one; give a run's folder"),
     ],
 )
-def test_options_without_effect_on_a_scenario_are_refused_with_the_remedy(
+def test_worth_options_without_effect_on_a_scenario_are_refused_with_the_remedy(
     options: list[str], message: str
 ) -> None:
     """They were ignored, all but the last."""
@@ -190,7 +190,7 @@ def test_options_without_effect_on_a_scenario_are_refused_with_the_remedy(
     assert "\n" not in str(done.exception)
 
 
-def test_pooled_is_refused_for_the_folder_of_a_run(tmp_path: Path) -> None:
+def test_the_pooled_and_set_options_are_refused_for_the_folder_of_a_run(tmp_path: Path) -> None:
     """It was ignored."""
     (tmp_path / "results.json").touch()
     for options, message in (
@@ -202,14 +202,16 @@ def test_pooled_is_refused_for_the_folder_of_a_run(tmp_path: Path) -> None:
         assert str(done.exception).startswith(message)
 
 
-def test_a_grid_of_one_noise_seed_is_refused(tmp_path: Path) -> None:
+def test_a_break_even_study_of_one_noise_seed_is_refused(tmp_path: Path) -> None:
     """Noise that all splits share is in no spread then."""
     path = flipped_scenario(tmp_path, "seeded", 2)
     with pytest.raises(InputError, match="--seeds 1: at least 2, and at most 1,000"):
         joining(path, (1.0,), 2, seeds=1)
 
 
-def test_the_table_has_an_interval_by_both_parts_of_the_error(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_gain_interval_combines_errors_of_splits_and_of_noise_seeds(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     """Two splits 0.2 apart and two seeds 0.1 apart: ± √(0.1² + 0.1² + 0.05²), and 12.7 times that for 95 %."""
     result = result_of(0.0, "accuracy", 2)
     first, second = result.splits
@@ -230,7 +232,7 @@ def tips(chart: Chart) -> str:
 
 
 @pytest.mark.slow
-def test_budgets_of_their_own_are_named_silo_by_silo(tmp_path: Path) -> None:
+def test_different_budget_shares_are_named_silo_by_silo(tmp_path: Path) -> None:
     path = flipped_scenario(tmp_path, "budgets")
     shares = "privacy.shares=[[1.0, 0.5, 0.02]]"
     words = ["worth", path, "--epsilon", "1", "--trust", "untrusted", "--splits", "0"]
@@ -245,7 +247,7 @@ def test_budgets_of_their_own_are_named_silo_by_silo(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_budgets_are_named_of_all_silos_where_sixteen_are_drawn(tmp_path: Path) -> None:
+def test_budget_shares_name_all_silos_even_if_only_sixteen_are_evaluated(tmp_path: Path) -> None:
     path = flipped_scenario(tmp_path, "many-budgets", 18, 10)
     shares = f"privacy.shares=[[{', '.join(['1.0'] * 17)}, 0.25]]"
     words = ["worth", path, "--epsilon", "1", "--trust", "untrusted", "--splits", "0", "--set", shares]
@@ -253,7 +255,7 @@ def test_budgets_are_named_of_all_silos_where_sixteen_are_drawn(tmp_path: Path) 
 
 
 @pytest.mark.slow
-def test_one_split_or_one_seed_says_that_there_is_no_standard_error(
+def test_one_split_or_one_noise_seed_gives_no_standard_error(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = flipped_scenario(tmp_path, "worded")
@@ -271,7 +273,7 @@ def test_one_split_or_one_seed_says_that_there_is_no_standard_error(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["classes", "numbers"])
-def test_a_fit_along_the_records_directions_ends_at_the_same_model(
+def test_a_fit_in_the_span_of_the_records_ends_at_the_same_model(
     kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """More than 2,000 records are fitted in other coordinates, and folds in float32; here 120 are, too."""
@@ -320,7 +322,7 @@ def regression(name: str, silos: int, each: int, noise: float) -> str:
 
 
 @pytest.mark.slow
-def test_references_of_a_regression_are_negated_losses_and_constants_are_means() -> None:
+def test_local_scores_of_a_regression_are_negated_losses_beside_a_mean_prediction() -> None:
     name = regression("worth-real", 6, 12, 0.3)
     model = {"name": "linear-regression", "feature_norm": 2.3}
     cell = cell_on(name, 6, 12, model=model, federation={"rounds": 4, "batch": 3})
@@ -361,7 +363,7 @@ def persons(folder: Path) -> Path:
 
 
 @pytest.mark.slow
-def test_a_split_of_persons_keeps_all_records_of_a_person_on_one_side(tmp_path: Path) -> None:
+def test_splits_by_person_keep_all_records_of_a_person_on_one_side(tmp_path: Path) -> None:
     """`[data] splits` with persons: no person's records stand in training and in tests, in any split."""
     TableSchema.model_validate(TABLE)
     tree = {
@@ -392,7 +394,7 @@ def test_a_split_of_persons_keeps_all_records_of_a_person_on_one_side(tmp_path: 
     assert all(split.tests.sum() % 3 == 0 for split in splits)
 
 
-def test_one_units_records_are_never_held_out_from_themselves(own_cache: Path) -> None:
+def test_a_silo_with_one_unit_of_protection_keeps_its_local_model(own_cache: Path) -> None:
     """One unit's records cannot be held out from themselves: the silo stays alone."""
     cell = added_cell("few-units", 3, 10, 1.0)
     objective, held = first_silo(cell)

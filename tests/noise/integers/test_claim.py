@@ -30,7 +30,7 @@ def pmf(sigma: float, radius: int) -> Values:
 
 @pytest.mark.parametrize("sigma", [1.0, 3.0])
 @pytest.mark.parametrize("h", [0.4, 0.5, 0.7])
-def test_a_rounded_gaussian_is_the_discrete_one(sigma: float, h: float) -> None:
+def test_randomly_rounded_gaussian_has_nearly_the_discrete_gaussian_distribution(sigma: float, h: float) -> None:
     """Step 1: x ~ N(0, σ² - h²) rounded by D(h) around x has the law D(σ) within exp(±2 ε_h)."""
     radius, wide = math.ceil(7 * sigma), math.sqrt(sigma**2 - h**2)
     x = np.arange(-12 * sigma, 12 * sigma, wide / 400)  # the trapezoidal rule converges geometrically here
@@ -44,7 +44,7 @@ def test_a_rounded_gaussian_is_the_discrete_one(sigma: float, h: float) -> None:
 
 @pytest.mark.parametrize("share", [0.5, 0.7, 1.0])
 @pytest.mark.parametrize("owners", [2, 3, 5])
-def test_shares_add_up_to_the_discrete_gaussian(owners: int, share: float) -> None:
+def test_sum_of_discrete_gaussian_shares_is_nearly_a_discrete_gaussian(owners: int, share: float) -> None:
     reach = math.ceil(16 * share * owners)
     total = np.ones(1)
     for _ in range(owners):
@@ -83,7 +83,9 @@ GROUPS = [
 
 @settings(max_examples=100)
 @given(st.floats(2.0**20, 2.0**42), st.floats(0.05, 20.0), st.sampled_from(GROUPS), st.integers(1, 300))
-def test_the_claim_is_safe_in_rationals(distance: float, mu: float, groups: list[NoiseGroup], owners: int) -> None:
+def test_claimed_mu_and_noise_are_sufficient_in_exact_rational_arithmetic(
+    distance: float, mu: float, groups: list[NoiseGroup], owners: int
+) -> None:
     least = min(Fraction(scale) for _, scale, _ in groups)
     try:
         claim = claim_for_mu(distance, mu, groups, 100, [1] * 100, owners)
@@ -101,7 +103,7 @@ def test_the_claim_is_safe_in_rationals(distance: float, mu: float, groups: list
         assert owners * sigma**2 - 256 >= Fraction(scale) ** 2 * left  # every group, with 16 units deducted
 
 
-def test_groups_with_little_noise_deduct_more() -> None:
+def test_claimed_mu_covers_a_noise_group_of_tiny_scale() -> None:
     """What the attacker would gain: at a scale of .001 the true μ was 1.031 at a claim of 1."""
     scale = 0.001
     claim = claim_for_mu(2.0**26 + 0.5, 1.0, [NoiseGroup(1, scale, Fraction(0))], 1, [1])
@@ -111,7 +113,7 @@ def test_groups_with_little_noise_deduct_more() -> None:
     assert (Fraction(2.0**26 + 0.5) * Fraction(scale)) ** 2 > (naive * Fraction(scale)) ** 2 - 256
 
 
-def test_roundings_count_once_and_relative_to_their_noise() -> None:
+def test_integer_distance_adds_rounding_once_and_relative_to_the_noise_of_each_group() -> None:
     groups = [NoiseGroup(4, 0.5, Fraction(3)), NoiseGroup(5, 1.0, Fraction(2)), NoiseGroup(7, 0.1, Fraction(0))]
     rounding = math.sqrt(10 * (4 * 36 + 5 * 4))
     assert integer_distance(100.0, "zero-out", groups, 10) == pytest.approx(100.0 + rounding, rel=1e-11)
@@ -121,7 +123,7 @@ def test_roundings_count_once_and_relative_to_their_noise() -> None:
     assert Fraction(integer_distance(0.1, "zero-out", groups[2:], 10)) >= Fraction(0.1) * (1 + Fraction(1, 2**40))
 
 
-def test_noise_outside_of_the_sampler_is_refused() -> None:
+def test_noise_outside_the_range_of_the_sampler_is_refused() -> None:
     for distance, mu in ((1.0, 1.0), (2.0**50, 1.0), (2.0**30, 2.0**15)):
         with pytest.raises(InputError, match="2\\^16 to 2\\^48"):
             claim_for_mu(distance, mu, GROUPS[0], 1, [1])
@@ -131,7 +133,7 @@ def test_noise_outside_of_the_sampler_is_refused() -> None:
         claim_for_mu(2.0**30, 0.0, GROUPS[0], 1, [1])
 
 
-def test_the_slack_counts_every_value_owner_and_key() -> None:
+def test_slack_counts_every_noise_value_key_and_party() -> None:
     """600 rounds of 7850 values: 2^-97 and 2^-90; far below the 2^-60 that reports speak of."""
     claim = claim_for_mu(2.0**40, 1.0, GROUPS[0], 7850, [1] * 600)
     exact = Fraction(600 * 7850, 2**120) + Fraction(600 * 7850**2, 2**125)
@@ -144,7 +146,7 @@ def test_the_slack_counts_every_value_owner_and_key() -> None:
     assert claim.delta_of(800.0) == 1.0
 
 
-def test_shares_really_add_up_to_the_whole() -> None:
+def test_noise_shares_of_nine_parties_add_up_to_the_full_variance() -> None:
     """Drawn: the variance of the sum of 9 owners' noise is the whole's; 1e-6."""
     size, owners = 20_000, 9
     claim = claim_for_mu(2.0**36, 1.0, GROUPS[0], 10, [1] * 10, party_count=owners)

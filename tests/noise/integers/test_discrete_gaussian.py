@@ -71,7 +71,7 @@ def digest(values: np.ndarray) -> str:
     ],
 )
 @pytest.mark.parametrize("compiled", [False, True])
-def test_golden_vectors(
+def test_discrete_gaussian_draws_match_golden_vectors(
     sigma: float, first: list[int], sha: str, compiled: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not compiled:
@@ -114,7 +114,7 @@ def test_large_noise_is_normal_with_uniform_low_bits_and_fair_signs(sigma: float
 
 
 @pytest.mark.parametrize("sigma", [16.0, 1000.5, 2.0**40])
-def test_the_tail_beyond_four_sigma(sigma: float) -> None:
+def test_tail_frequencies_beyond_four_sigma_match_the_distribution(sigma: float) -> None:
     count = 2**22
     found = np.abs(KeyedDiscreteGaussian(key_of(f"tail {sigma}"), 7, 9).vector(count, sigma)) / sigma
     values, probabilities = pmf(min(sigma, 1000.5))
@@ -130,17 +130,17 @@ def test_the_tail_beyond_four_sigma(sigma: float) -> None:
 
 @pytest.mark.parametrize("sigma", [33.7, 1000.5, 2.0**40])
 @pytest.mark.parametrize("band", [2.0**-9, 2.0**-3])
-def test_where_integers_decide_they_decide_as_predicted(sigma: float, band: float) -> None:
+def test_exact_integer_decisions_draw_the_same_values_as_float_predictions(sigma: float, band: float) -> None:
     assert drawn(3000, sigma, band=band) == drawn(3000, sigma)
 
 
-def test_places_that_integers_refuse_are_tried_again_in_order() -> None:
+def test_draws_rejected_by_exact_integer_decisions_are_retried_in_order() -> None:
     """At this key the retries, with those of integers behind the others, have ends like those of a slice."""
     key = (374).to_bytes(32, "big")
     assert drawn(3000, 1000.0, key=key, party=0, t=1, band=0.05) == drawn(3000, 1000.0, key=key, party=0, t=1)
 
 
-def test_predictions_that_are_off_are_put_right(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_float_prediction_errors_within_the_band_do_not_change_the_draws(monkeypatch: pytest.MonkeyPatch) -> None:
     """Another libm, with errors within the band, gives the same values: this is what the band is for."""
     ordinary, exact = drawn(5000, 2.0**40), np.exp
     interpret(monkeypatch)
@@ -151,7 +151,7 @@ def test_predictions_that_are_off_are_put_right(monkeypatch: pytest.MonkeyPatch)
             assert drawn(5000, 2.0**40, band=2.0**-12) != ordinary  # control
 
 
-def test_predictions_are_within_a_thirtieth_of_the_band() -> None:
+def test_float_predictions_are_accurate_to_a_thirtieth_of_the_band() -> None:
     """Columns, low parts and σ at random: the prediction of `attempts` against 40 digits."""
     generator = np.random.default_rng(9)
     with mpmath.workdps(40):
@@ -212,7 +212,7 @@ def test_ties_with_a_threshold_are_decided_by_64_more_bits(monkeypatch: pytest.M
     assert uniforms[:200] == [high << 64 | low for high, low in first]  # ties left the other words alone
 
 
-def test_values_do_not_depend_on_what_is_drawn_together() -> None:
+def test_drawn_values_do_not_depend_on_the_length_of_the_vector() -> None:
     source = KeyedDiscreteGaussian(KEY, 3, 5)
     whole = source.vector(20_000, 1000.5, 1).tolist()
     assert drawn(8193, 1000.5, 1) == whole[:8193]
@@ -233,7 +233,7 @@ def test_compiled_loops_draw_the_same_values(sigma: float, size: int, monkeypatc
 
 @pytest.mark.parametrize("sigma", [16.0, 1000.5, 2.0**40])
 @pytest.mark.parametrize("band", [BAND, 2.0**-5])
-def test_loops_and_passes_of_numpy_say_the_same_of_every_attempt(sigma: float, band: float) -> None:
+def test_plain_loops_and_numpy_passes_decide_every_attempt_alike(sigma: float, band: float) -> None:
     """Plain Python, not compiled: values, refusals, what is left to integers."""
     table, desk = make_alias_table(sigma), discrete_gaussian._DESK
     generator = np.random.default_rng(5)
@@ -257,7 +257,7 @@ def test_loops_and_passes_of_numpy_say_the_same_of_every_attempt(sigma: float, b
     assert len([place for place in found[0][1] if place >= 0]) >= 10
 
 
-def test_counters_are_numbered_alike() -> None:
+def test_loop_and_numpy_number_the_cipher_counters_alike() -> None:
     places = np.array([7, 0, 2**38, 5])
     wanted = [2**40 + 2 * place + half for place in places.tolist() for half in (0, 1)]
     for number in (set_counters, discrete_gaussian._DESK.set_counters):
@@ -267,7 +267,7 @@ def test_counters_are_numbered_alike() -> None:
         assert not counters[:, 0].any()
 
 
-def test_every_coordinate_of_the_name_matters() -> None:
+def test_noise_draws_depend_on_key_party_round_and_node() -> None:
     base = drawn(64, 1000.5, 1)
     changed: tuple[dict[str, Any], ...] = (
         {"key": bytes(32)},
@@ -281,7 +281,7 @@ def test_every_coordinate_of_the_name_matters() -> None:
 
 
 @pytest.mark.parametrize("exponent", [Fraction(0), Fraction(1, 3), Fraction(7), Fraction(1, 2**60), Fraction(130)])
-def test_exponentials_in_integers(exponent: Fraction) -> None:
+def test_fixed_point_exponentials_are_rounded_down_by_less_than_one(exponent: Fraction) -> None:
     with mpmath.workdps(120):
         exact = mpmath.exp(-mpmath.mpf(exponent.numerator) / exponent.denominator) * mpmath.mpf(2) ** 192
         assert -1e-15 <= exact - exp_fixed(exponent, 192) < 1 + 1e-15
@@ -306,7 +306,7 @@ def test_the_alias_table_has_the_right_masses(sigma: float) -> None:
 
 
 @pytest.mark.parametrize("modulus", [2, 2**8, 2**12, 2**26])
-def test_residues_of_the_noisy_integer_tell_nothing(modulus: int) -> None:
+def test_residues_of_a_noisy_integer_are_uniform(modulus: int) -> None:
     """What the attacker would gain: the low bits of a sum, if noise did not reach them.  2^26 is the step 2^k."""
     count, sigma = 2**20, 2.0**30
     moved = KeyedDiscreteGaussian(key_of(f"residues {modulus}"), 1, 1).vector(count, sigma) + 12_345
@@ -325,14 +325,14 @@ def chain_of(*queries: bytes | None) -> bytes:
     return chain
 
 
-def test_golden_vectors_with_subkeys() -> None:
+def test_draws_with_round_subkeys_match_golden_vectors() -> None:
     chain = chain_of(b"first", None, b"third")
     assert chain.hex()[:16] == "54e75fe69c83c4bd"
     values = round_noise(KEY, 3, 3, chain, SUMS).vector(10_000, 2.0**40, node=1)
     assert (values[:2].tolist(), digest(values)) == ([470262187642, -414449396899], "438c8e3a3fca47ef")
 
 
-def test_a_subkey_depends_on_everything_it_should() -> None:
+def test_noise_subkey_depends_on_key_party_round_queries_and_sums() -> None:
     """What the attacker would gain: noise that cancels, from a ledger that was rolled back with its key."""
     chain = chain_of(b"query")
     noises = [
@@ -351,11 +351,11 @@ def test_a_subkey_depends_on_everything_it_should() -> None:
     assert all(np.mean(np.array(one) == other) < 0.2 for one, other in itertools.combinations(vectors, 2))
 
 
-def test_a_missed_round_is_no_query() -> None:
+def test_missed_round_has_a_query_digest_of_its_own() -> None:
     assert len({chain_of(None), chain_of(b""), chain_of(b"missed"), chain_of()}) == 4
 
 
-def test_loading_compiles_what_long_vectors_use(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_warm_up_compiles_the_loops_of_long_vectors(monkeypatch: pytest.MonkeyPatch) -> None:
     """A guard is held to its limit afterwards: a first round must not load a compiler."""
     asked: list[object] = []
     monkeypatch.setattr("fedpriv.noise.integers.gaussian.compile_function", asked.append)

@@ -90,7 +90,9 @@ def test_no_neighbours_are_farther_than_the_distance_charged(name: str, decay: f
 @pytest.mark.parametrize("period", [3, 4])
 @pytest.mark.parametrize("decay", [1.0, 0.9])
 @pytest.mark.parametrize("name", members.PERIODIC)
-def test_sums_that_restart_are_no_farther(name: str, decay: float, period: int) -> None:
+def test_no_neighbours_of_restarting_sums_are_farther_apart_than_the_charged_distance(
+    name: str, decay: float, period: int
+) -> None:
     form = members.exact_form(name, decay, members.workload_of(ROUNDS, decay, 3, CLIPS, period))
     check_neighbours(form, seed=4)
 
@@ -98,7 +100,9 @@ def test_sums_that_restart_are_no_farther(name: str, decay: float, period: int) 
 @pytest.mark.parametrize("passes", [1, 3])
 @pytest.mark.parametrize("digits", [0, 10])
 @pytest.mark.parametrize("name", members.BUFFERED)
-def test_no_neighbours_of_buffers_are_farther(name: str, digits: int, passes: int) -> None:
+def test_no_neighbours_of_buffered_noise_are_farther_apart_than_the_charged_distance(
+    name: str, digits: int, passes: int
+) -> None:
     workload = members.workload_of(ROUNDS, 1.0, passes, CLIPS)
     strategy = members.strategy_buffered(name, digits)
     form = Factorization(strategy, IndependentGaussian(), workload)
@@ -112,7 +116,7 @@ SCALED = {"λ-CGD": ((0.96,), (0.0,)), "two": ((0.98, 0.7), (0.9, 0.3))}
 
 
 @pytest.mark.parametrize("name", SCALED)
-def test_no_neighbours_of_scaled_buffers_are_farther(name: str) -> None:
+def test_no_neighbours_of_scaled_buffers_are_farther_apart_than_the_charged_distance(name: str) -> None:
     """Increments of a late round are longer, D_t times the clip, and charged as such."""
     form = members.scaled_form(ROUNDS, *SCALED[name], float(RADIUS))
     assert form.increment_scale(ROUNDS) > form.increment_scale(1) * 1.05
@@ -122,7 +126,7 @@ def test_no_neighbours_of_scaled_buffers_are_farther(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", SCALED)
-def test_certified_of_scaled_buffers_is_within_2_to_the_minus_40_of_rationals(name: str) -> None:
+def test_sensitivity_of_scaled_buffers_matches_rational_arithmetic_within_2_to_the_minus_40(name: str) -> None:
     for rounds in (7, 33, 64):
         form = members.scaled_form(rounds, *SCALED[name], 2.0**36 + 5)
         assert isinstance(form.strategy, IntegerBuffered)
@@ -134,13 +138,15 @@ def test_certified_of_scaled_buffers_is_within_2_to_the_minus_40_of_rationals(na
 
 @pytest.mark.parametrize("decay", [1.0, 0.9])
 @pytest.mark.parametrize("rounds_per_epoch", [1, 2, 3, 4])
-def test_no_neighbours_of_clipped_parts_are_farther(rounds_per_epoch: int, decay: float) -> None:
+def test_no_neighbours_of_clipped_parts_are_farther_apart_than_the_charged_distance(
+    rounds_per_epoch: int, decay: float
+) -> None:
     form = members.aligned_form(ROUNDS, decay, rounds_per_epoch, float(RADIUS))
     most, _ = allowed(form, form.sensitivity_in_units(members.UNITS))
     assert worst_found(form, seed=6) <= most
 
 
-def test_the_rounding_of_a_band_is_real() -> None:
+def test_integer_rounding_moves_banded_neighbours_beyond_the_unrounded_distance() -> None:
     """Control: neighbours do get farther apart than C alone says."""
     form = members.exact_form("banded 4", 0.9, members.workload_of(ROUNDS, 0.9, 1, CLIPS))
     _, linear = allowed(form, form.sensitivity_in_units(members.UNITS))
@@ -151,7 +157,9 @@ def test_the_rounding_of_a_band_is_real() -> None:
 @pytest.mark.parametrize("passes", [1, 3])
 @pytest.mark.parametrize("decay", [*DECAYS, 1 - 1 / 60])
 @pytest.mark.parametrize("name", members.SIMPLE)
-def test_certified_is_within_2_to_the_minus_40_of_rationals(name: str, decay: float, passes: int) -> None:
+def test_sensitivity_matches_rational_arithmetic_within_2_to_the_minus_40(
+    name: str, decay: float, passes: int
+) -> None:
     """What Δ is multiplied by for it, 1 + 2^-40, therefore covers it."""
     generator = np.random.default_rng(7)
     for rounds in (1, 7, 33, 64):
@@ -163,7 +171,7 @@ def test_certified_is_within_2_to_the_minus_40_of_rationals(name: str, decay: fl
 
 
 @pytest.mark.parametrize("name", ["tree", "lambda-cgd", "blt"])
-def test_what_is_rounded_is_charged_once_a_participation(name: str) -> None:
+def test_rounding_is_charged_once_for_every_participation(name: str) -> None:
     """Nodes that a tree rounds, and poles that are rounded, move with every round that holds the record."""
     rounds, decay = 64, 0.9
     once = members.exact_form(name, decay, members.workload_of(rounds, decay))
@@ -180,7 +188,7 @@ def test_what_is_rounded_is_charged_once_a_participation(name: str) -> None:
 
 
 @pytest.mark.parametrize("passes", [1, 4])
-def test_the_spread_covers_decays_that_are_rounded_level_by_level(passes: int) -> None:
+def test_sensitivity_factor_covers_decays_that_the_tree_rounds_level_by_level(passes: int) -> None:
     """In rationals, with the coefficients that the tree really has; and it is needed for some of the decays."""
     rounds, needed = 64, 0
     for decay in (0.9, 0.99, 0.995, 0.97, 1 - 1 / 60, 0.8, 0.3):
@@ -201,7 +209,7 @@ def test_the_spread_covers_decays_that_are_rounded_level_by_level(passes: int) -
 
 
 @pytest.mark.parametrize("name", members.BUFFERED)
-def test_certified_of_buffers_is_within_2_to_the_minus_40_of_rationals(name: str) -> None:
+def test_sensitivity_of_buffers_matches_rational_arithmetic_within_2_to_the_minus_40(name: str) -> None:
     for rounds, passes in ((1, 1), (33, 1), (64, 4)):
         workload = members.workload_of(rounds, 1.0, passes, np.full(rounds, 2.0**36 + 5))
         strategy = members.strategy_buffered(name, 0)
@@ -210,7 +218,7 @@ def test_certified_of_buffers_is_within_2_to_the_minus_40_of_rationals(name: str
 
 
 @pytest.mark.parametrize("name", ["independent", "tree"])
-def test_distances_do_not_drift(name: str) -> None:
+def test_distance_of_neighbours_does_not_drift_over_60000_rounds(name: str) -> None:
     """60,000 increments and no decay: two neighbours stay exactly one record apart in every node that holds it."""
     rounds = 60_000
     form = members.exact_form(name, 1.0, members.workload_of(rounds, 1.0))

@@ -44,7 +44,9 @@ def test_a_scaled_integer_is_the_rounded_product(numbers: list[int], multiplier:
 
 @settings(max_examples=300)
 @given(values, st.integers(-10, 10), multipliers)
-def test_neighbours_round_apart_by_less_than_one(number: int, moved: int, multiplier: int) -> None:
+def test_rounding_changes_the_difference_of_neighbours_by_at_most_one(
+    number: int, moved: int, multiplier: int
+) -> None:
     pair = np.clip(np.array([number, number + moved]), -LIMIT, LIMIT)
     first, second = scale_integers(pair, multiplier).tolist()
     real = Fraction(int(pair[1]) - int(pair[0])) * multiplier / COEFFICIENT_ONE
@@ -82,7 +84,7 @@ def test_squarings_are_correctly_rounded_powers(multiplier: int) -> None:
 @given(st.fractions(min_value=0, max_denominator=10**40), st.integers(-300, 300))
 @example(Fraction(4), 0)
 @example(Fraction(0), 0)
-def test_a_root_is_the_smallest_float_that_is_safe(value: Fraction, shift: int) -> None:
+def test_square_root_is_rounded_up_to_the_smallest_float_not_below_the_truth(value: Fraction, shift: int) -> None:
     value = value * Fraction(2) ** shift
     root = sqrt_above(value)
     assert Fraction(root) ** 2 >= value

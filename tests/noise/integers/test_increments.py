@@ -56,7 +56,9 @@ def exact_square(row: np.ndarray) -> int:
 @example(given_rows=np.array([[np.nan, 1.0], [1.0, 1.0]]), norm=2**36, clip=1.0)
 @example(given_rows=np.full((1, 7), 5e-324), norm=2**36, clip=2.0**-40)
 @example(given_rows=np.full((2, 1), 3.0), norm=3, clip=1.0)
-def test_no_row_is_longer_than_k(flushed: bool, given_rows: np.ndarray, norm: int, clip: float) -> None:
+def test_no_truncated_row_is_longer_than_its_integer_norm(
+    flushed: bool, given_rows: np.ndarray, norm: int, clip: float
+) -> None:
     with flushing(flushed):
         found = truncate_increments(given_rows, norm, norm / clip)
     assert found.dtype == np.int64
@@ -67,13 +69,13 @@ def test_no_row_is_longer_than_k(flushed: bool, given_rows: np.ndarray, norm: in
 
 @HOSTILE
 @given(rows(), st.floats(width=64, allow_nan=True, allow_infinity=True))
-def test_no_factor_makes_a_row_longer_than_k(given_rows: np.ndarray, factor: float) -> None:
+def test_no_scaling_factor_makes_a_row_longer_than_its_integer_norm(given_rows: np.ndarray, factor: float) -> None:
     assert max(map(exact_square, truncate_increments(given_rows, 1000, factor))) <= 1000**2
 
 
 @both_flags
 @pytest.mark.parametrize("clip", [1.6e-44, 1e-310, 1e-38, 2.0**-40])
-def test_a_denormal_clip_makes_no_row_longer_than_k(flushed: bool, clip: float) -> None:
+def test_denormal_clip_makes_no_row_longer_than_its_integer_norm(flushed: bool, clip: float) -> None:
     """Guards refuse such clips before any record is read; should one get here, it only costs utility."""
     generator = np.random.default_rng(1)
     with np.errstate(all="ignore"):
@@ -86,7 +88,7 @@ def test_a_denormal_clip_makes_no_row_longer_than_k(flushed: bool, clip: float) 
 
 @pytest.mark.parametrize("kind", [np.float32, np.float64])
 @pytest.mark.parametrize("size", [0.2, 0.99, 1.0, 5.0, 1e6])
-def test_ordinary_increments_become_what_they_are(kind: type, size: float) -> None:
+def test_ordinary_increments_become_their_clipped_values_on_the_lattice(kind: type, size: float) -> None:
     """Clipped at 1 and within 2^-27 of the clip: truncation costs √d / K at most, the margin 2^-30."""
     generator, norm = np.random.default_rng(2), 2**36
     given_rows = generator.normal(size=(5, 1000))
@@ -98,7 +100,7 @@ def test_ordinary_increments_become_what_they_are(kind: type, size: float) -> No
     assert np.all(np.abs(found) <= np.abs(clipped) * (1 + 2.0**-50))  # towards zero: this is why no norm grows
 
 
-def test_a_row_at_the_clip_is_kept() -> None:
+def test_row_clipped_to_the_norm_is_not_zeroed_by_the_final_check() -> None:
     """Not refused by the last check: the aim leaves room for its allowance."""
     for size in (1, 3, 1000, 7850):
         k = truncate_increments(np.ones((1, size)), 2**36, 2.0**60)
@@ -120,7 +122,7 @@ def test_a_row_depends_on_itself_alone(flushed: bool) -> None:
 
 
 @pytest.mark.parametrize("size", [2, 2**15, 2**15 + 1, 70_000])
-def test_what_is_added_is_what_integers_gives(size: int) -> None:
+def test_add_truncated_adds_the_same_integers_as_truncate_increments(size: int) -> None:
     """At the edges of the pieces, for rows that are cut off, and for records that do not count."""
     generator = np.random.default_rng(7)
     for kind in (np.float32, np.float64):
@@ -138,7 +140,7 @@ def test_what_is_added_is_what_integers_gives(size: int) -> None:
             assert np.array_equal(total, before)
 
 
-def test_long_rows_are_added_up_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_squared_norms_of_long_rows_are_summed_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Beyond 2^22 values a plain float64 sum may err by more than the allowance."""
     generator = np.random.default_rng(4)
     given_rows = generator.normal(size=(2, 1000))
@@ -149,14 +151,16 @@ def test_long_rows_are_added_up_in_blocks(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.mark.slow
-def test_a_row_of_more_than_a_block() -> None:
+def test_row_longer_than_a_block_stays_within_its_integer_norm() -> None:
     size = 2**22 + 5
     k = truncate_increments(np.random.default_rng(5).normal(size=(1, size)).astype(np.float32), 2**36, 2.0**50)
     assert 2**72 * (1 - 2.0**-20) < exact_square(k[0]) <= 2**72
 
 
 @pytest.mark.parametrize("factor", [1 + 2.0**-29, 1.01, 1.7, 1e3, 1e300])
-def test_the_last_check_stands_alone(monkeypatch: pytest.MonkeyPatch, factor: float) -> None:
+def test_final_norm_check_holds_even_if_the_scaling_is_too_large(
+    monkeypatch: pytest.MonkeyPatch, factor: float
+) -> None:
     """Whatever happened before it, here a scale that is too large: rows are in the ball, or zeros."""
     ordinary = increments.row_scales
     monkeypatch.setattr(increments, "row_scales", lambda *arguments: ordinary(*arguments) * factor)
@@ -170,7 +174,7 @@ def test_the_last_check_stands_alone(monkeypatch: pytest.MonkeyPatch, factor: fl
             assert exact_square(r) * exact_square(feature) <= 2**72
 
 
-def test_rows_between_the_allowance_and_k_are_zeros(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_within_the_rounding_allowance_of_the_norm_become_zeros(monkeypatch: pytest.MonkeyPatch) -> None:
     """Float sums of squares may err by 2^-30: up to K² (1 - 2^-30) a row is surely not longer than K."""
     monkeypatch.setattr(
         increments, "row_scales", lambda size, exponent, *_: np.ldexp(np.ones_like(size), exponent)
@@ -223,7 +227,7 @@ features = st.integers(1, 6).flatmap(
 @both_flags
 @HOSTILE
 @given(residuals=rows(), given_features=features, norm=norms)
-def test_no_outer_product_is_longer_than_k(
+def test_no_outer_product_is_longer_than_its_integer_norm(
     flushed: bool, residuals: np.ndarray, given_features: list[list[int]], norm: int
 ) -> None:
     x = np.array(given_features[: len(residuals)])
@@ -236,7 +240,7 @@ def test_no_outer_product_is_longer_than_k(
     assert sum_outer_products(r, x, norm).tolist() == total.ravel().tolist()
 
 
-def test_rank_one_is_the_general_path_up_to_truncation() -> None:
+def test_rank_one_sums_match_the_general_path_up_to_truncation() -> None:
     generator, norm = np.random.default_rng(6), 2**36
     x = np.where(generator.random((50, 785)) < 0.2, generator.integers(0, 256, (50, 785)), 0)
     x[:, -1] = 255
@@ -271,7 +275,7 @@ def test_more_features_than_2_to_the_20_are_refused() -> None:
         integer_residuals(residual, features, 2**36, 5.0)
 
 
-def test_rank_one_rows_do_not_follow_from_a_processors_order() -> None:
+def test_rank_one_rows_do_not_depend_on_the_order_of_additions() -> None:
     """Guarantee: clipped rows too have the same bits in any order of additions and in any place."""
     generator = np.random.default_rng(9)
     residuals, x, norm = generator.normal(size=(60, 10)) * 5, generator.integers(0, 4, (60, 2)), 2**52
@@ -293,7 +297,7 @@ def test_a_record_with_a_feature_beyond_the_largest_norm_adds_nothing(row: tuple
     assert total(rows[0], row, rows[1]) == total(*rows)
 
 
-def test_exact_sums_where_a_batch_passes_53_bits() -> None:
+def test_outer_product_sums_are_exact_where_a_batch_exceeds_53_bits() -> None:
     norm, count = 2**50, 40
     x = np.ones((count, 2), np.int64)
     r = np.full((count, 1), float(2**49 - 1))

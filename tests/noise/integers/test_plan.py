@@ -28,7 +28,7 @@ from fedpriv.rounds.integers import add_discrete_noise, add_exact_sums, release_
 from tests.noise.integers.members import SIMPLE, aligned, buffered_certified, run_of, simple, workload_of
 
 
-def test_the_published_setting() -> None:
+def test_lattice_and_noise_of_the_mnist_setting_match_the_specification() -> None:
     """MNIST, 100 silos, 600 rounds, ρ = 4: σ of 2^40.5 trusted; the numbers of the specification for words."""
     workload = workload_of(600, 1.0)
     plan = fit_lattice(run_of(IndependentGaussian(), workload))
@@ -43,7 +43,7 @@ def test_the_published_setting() -> None:
 
 @pytest.mark.parametrize("word", [40, 48, 64])
 @pytest.mark.parametrize("name", SIMPLE)
-def test_nothing_can_overflow(name: str, word: int) -> None:
+def test_worst_case_sums_with_noise_never_overflow_the_integer_words(name: str, word: int) -> None:
     """All records at their bound in every round, in both directions, with noise at 16 σ: in Python integers."""
     rounds, records, decay = 50, 10_000, 0.9
     run = run_of(simple(name, decay), workload_of(rounds, decay), records, word_bits=word, party_count=100, mu=0.1)
@@ -71,7 +71,7 @@ def test_the_lattice_is_the_finest_that_fits() -> None:
             assert finer >= 2.0**61 * 0.999 or 2 * plan.claim.sigma >= 2.0**48 * 0.999
 
 
-def test_noise_has_room_above_the_sums() -> None:
+def test_lattice_leaves_room_for_noise_above_the_sums() -> None:
     """Sums of 2^61 - 2^36 alone would fit; with 16 σ of noise, 2^41, they do not."""
     plan = fit_lattice(run_of(IndependentGaussian(), workload_of(1, 1.0), 2**25 - 1, mu=1.0))
     assert plan.lattice.exponent == -35
@@ -85,7 +85,7 @@ def test_noise_is_rounded_up_before_it_has_room(below: float, exponent: int) -> 
     assert fit_lattice(run).lattice.exponent == exponent
 
 
-def test_buffers_with_digits_count() -> None:
+def test_lattice_fit_accounts_for_large_intermediate_buffers() -> None:
     """What would go wrong: buffers of 2^67 under the fit for n = 1e5 with ten digits; the sums are small."""
     strategy = make_integer_buffered([0.9999528893, 0.9857068673], [0.999, 0.95], digits=10)
     workload = workload_of(2000, 1.0)
@@ -112,7 +112,7 @@ def test_buffers_have_a_digit_for_each_bit_of_their_roundings_and_ten_at_most(ro
     assert strategy.digits == digits
 
 
-def test_parts_have_norms_of_their_own() -> None:
+def test_each_part_of_an_increment_has_its_own_integer_norm() -> None:
     plan = fit_lattice(run_of(aligned(0.9, 3), workload_of(9, 0.9, 3)))
     assert [log2(norm) for norm in plan.norms(4)] == pytest.approx([36 - log2(3), 36, 36 + log2(2 / 3)], abs=1e-6)
     assert len(plan.norms(1)) == 2
@@ -144,7 +144,7 @@ def released(plan: ExactPlan, increments: list[np.ndarray], key: bytes | None) -
 
 
 @pytest.mark.parametrize("name", SIMPLE)
-def test_without_noise_what_leaves_is_the_clipped_mean(name: str) -> None:
+def test_integer_release_without_noise_is_the_running_sum_of_clipped_means(name: str) -> None:
     """Within 2^-26 of float64: the utility that integers cost."""
     rounds, records, size, decay = 12, 20, 300, 0.9
     plan = fit_lattice(run_of(simple(name, decay), workload_of(rounds, decay), records))
@@ -157,7 +157,7 @@ def test_without_noise_what_leaves_is_the_clipped_mean(name: str) -> None:
         assert np.linalg.norm(row - total) < 2.0**-26
 
 
-def test_releases_are_reproducible_and_keyed() -> None:
+def test_integer_releases_are_reproducible_and_depend_on_the_key() -> None:
     plan = fit_lattice(run_of(BinaryTree(0.9), workload_of(5, 0.9), 20))
     increments = [np.ones((20, 50))] * 5
     first, again, other = (released(plan, increments, key) for key in (bytes(32), bytes(32), bytes([1]) * 32))
@@ -165,7 +165,7 @@ def test_releases_are_reproducible_and_keyed() -> None:
     assert not any(np.array_equal(a, b) for a, b in zip(first, other, strict=True))
 
 
-def test_what_leaves_is_a_function_of_the_noisy_integers() -> None:
+def test_integer_release_is_a_function_of_the_noisy_integers_alone() -> None:
     """What the attacker would gain: the low bits of s, did r_t read it again.  Two pairs (s, z) with one y."""
     form = IndependentGaussian().integer(workload_of(2, 1.0))
     y = np.array([2**40 + 1, -7, 5])
@@ -181,7 +181,7 @@ def test_what_leaves_is_a_function_of_the_noisy_integers() -> None:
     assert found[0] == found[1]
 
 
-def test_a_trusted_server_adds_what_is_in_bounds() -> None:
+def test_trusted_server_refuses_integer_sums_out_of_bounds_or_of_wrong_shape() -> None:
     """What a malicious silo would gain: sums that wrap around 2^63."""
     good = [np.array([5, -5]), np.array([3, 3])]
     assert add_exact_sums(good, [5, 3]).tolist() == [8, -2]
@@ -194,7 +194,7 @@ def test_a_trusted_server_adds_what_is_in_bounds() -> None:
 
 
 @pytest.mark.parametrize("word", [40, 48, 64])
-def test_masked_words_add_up(word: int) -> None:
+def test_masked_integer_messages_add_up_to_the_sum_of_noisy_values(word: int) -> None:
     generator, owners, size = np.random.default_rng(3), 5, 1000
     sigma = min(2.0 ** (word - 12), 2.0**45)
     noisy = [KeyedDiscreteGaussian(bytes(32), i, 1).vector(size, sigma).reshape(2, -1) for i in range(owners)]
@@ -214,7 +214,7 @@ def test_masked_words_add_up(word: int) -> None:
     assert unpack_sum([alone], word, (2,)).tolist() == extremes.tolist()
 
 
-def test_bands_are_rounded_in_every_role() -> None:
+def test_integer_banded_mechanism_has_the_variance_of_its_rounded_coefficients() -> None:
     form = BandedSquareRoot(0.9, 4).integer(workload_of(20, 0.9))
     assert isinstance(form.mechanism, BandedSquareRoot)
     b = np.tril(0.9 ** np.subtract.outer(np.arange(20), np.arange(20)).clip(0)) @ np.linalg.inv(c_matrix(form))

@@ -49,7 +49,7 @@ def right_guesses(integer: bool, trials: int) -> int:
 
 
 @pytest.mark.slow
-def test_the_radius_attack_fails() -> None:
+def test_radius_attack_on_discrete_gaussian_noise_fails() -> None:
     """What the attacker would gain: certainty, from the 31 bits of a float32 radius; a false alarm has 3e-5."""
     assert right_guesses(integer=True, trials=30) <= 25
 

@@ -78,7 +78,7 @@ def integer_square(values: np.ndarray) -> int:
 
 @pytest.mark.parametrize("dtype", [F32, F64], ids=["float32", "float64"])
 @pytest.mark.parametrize("name", CASES_HERE)
-def test_integers_are_the_clipped_increments(name: str, dtype: torch.dtype) -> None:
+def test_integer_sums_match_the_float_sums_of_clipped_increments(name: str, dtype: torch.dtype) -> None:
     """What trains is what it was: the float sum of the same objective, to the precision of the run's type."""
     objective, records = objective_of_case(name, dtype), some_records(name, dtype)
     points = points_of(objective, dtype)
@@ -138,7 +138,7 @@ def test_increments_are_computed_one_record_at_a_time_and_a_failing_one_is_zeros
     assert 0 < integer_square(whole - without) <= (2**36) ** 2
 
 
-def test_bytes_take_the_way_of_outer_products(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_byte_features_use_the_outer_product_path(monkeypatch: pytest.MonkeyPatch) -> None:
     """Features that are bytes need no d values a record; with a clip of few units they would lose too much."""
     name = "softmax regression of bytes"
     objective, records = objective_of_case(name, F32), some_records(name, F32)
@@ -161,7 +161,9 @@ def test_bytes_take_the_way_of_outer_products(monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.parametrize(
     "keys", [{}, {"feature_norm": 4.0}, {"centre": 0.1}, {"features": "orientations", "feature_norm": 1.0}]
 )
-def test_features_are_integers_within_their_bound(keys: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scaled_features_round_to_integers_within_their_bound(
+    keys: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What they are rounded by moves a sum by less than 2^-9 of it; bytes are not rounded."""
     row = MODELS["softmax-regression"]
     given_settings = row.settings.model_validate(keys)
@@ -188,7 +190,7 @@ def test_features_are_integers_within_their_bound(keys: dict[str, Any], monkeypa
 
 
 @pytest.mark.parametrize("name", CASES_HERE)
-def test_dummies_count_for_nothing_and_no_record_is_dropped(name: str) -> None:
+def test_dummy_records_add_nothing_to_the_sum_and_no_record_is_dropped(name: str) -> None:
     """Guarantee: a round that draws few is filled up, and one that draws very many is read whole."""
     objective, records = objective_of_case(name, F32), some_records(name, F32)
     points = points_of(objective, F32)[:1]
@@ -204,7 +206,7 @@ def test_dummies_count_for_nothing_and_no_record_is_dropped(name: str) -> None:
     assert sum_in(2, few) == sum_in(17, few) != whole
 
 
-def test_no_records_are_zeros_and_dummies_are_public() -> None:
+def test_sum_of_no_records_is_zero_and_dummy_records_are_all_zeros() -> None:
     objective = objective_of_case("softmax regression", F32)
     query = Query(points_of(objective, F32)[:1])
     assert not sum_integer_increments(objective, query, 1.0, None, 2**36, 2.0**36).any()
@@ -214,7 +216,7 @@ def test_no_records_are_zeros_and_dummies_are_public() -> None:
         assert [column.dtype for column in make_dummy_record(records)] == [column.dtype for column in records]
 
 
-def test_local_training_has_no_increments() -> None:
+def test_local_training_refuses_increments_of_single_records() -> None:
     base = objective_of_case("softmax regression", F32)
     training = LocalTraining(base, 0.1, 1, 1)
     assert fast_paths(training) == (None, None)
@@ -313,7 +315,7 @@ def integers(records: Records, point: Tensor, look: str = "gradient") -> np.ndar
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("size", [1.0, 1e30, math.nan, math.inf])
 @pytest.mark.parametrize("look", LOOKS)
-def test_a_person_moves_the_sum_by_twice_k_at_most_and_the_others_not_at_all(
+def test_replacing_a_person_moves_the_sum_by_at_most_twice_the_norm_in_any_batch(
     look: str, dtype: torch.dtype, size: float
 ) -> None:
     """Guarantee of `sum_integer_increments`, for persons: also where their records make NaN, infinity, or huge
@@ -331,7 +333,7 @@ def test_a_person_moves_the_sum_by_twice_k_at_most_and_the_others_not_at_all(
     assert np.array_equal(moved, again)
 
 
-def test_the_sum_is_that_of_clipped_means() -> None:
+def test_integer_sum_over_persons_matches_the_sum_of_clipped_means() -> None:
     records, point = persons(4, torch.float64), torch.zeros(FEATURES * CLASSES, dtype=torch.float64)
     objective = PerUnit(SoftmaxRegression(FEATURES, CLASSES, 9.0, torch.float64), MOST)
     batch = Batch(records, torch.ones(UNITS, dtype=torch.float64))

@@ -94,20 +94,22 @@ SLIPS_OF_CALLERS: list[tuple[Callable[[], object], type[Exception], str]] = [
 
 
 @pytest.mark.parametrize(("ask", "named"), REFUSED, ids=[named for _, named in REFUSED])
-def test_what_integers_cannot_promise_is_refused(ask: Callable[[], object], named: str) -> None:
+def test_plans_and_parameters_without_an_exact_integer_form_are_refused(
+    ask: Callable[[], object], named: str
+) -> None:
     with pytest.raises(InputError, match=named):
         ask()
 
 
 @pytest.mark.parametrize(("ask", "error", "named"), SLIPS_OF_CALLERS, ids=[row[2] for row in SLIPS_OF_CALLERS])
-def test_a_slip_of_a_caller_never_becomes_noise(
+def test_invalid_keys_norms_and_packed_states_raise_errors(
     ask: Callable[[], object], error: type[Exception], named: str
 ) -> None:
     with pytest.raises(error, match=named):
         ask()
 
 
-def test_the_most_rounds_of_growing_clips_have_room() -> None:
+def test_growing_clips_fit_the_lattice_up_to_8191_rounds() -> None:
     assert fit_lattice(growing(8191)).norms(1)[0] >= 2**23
 
 

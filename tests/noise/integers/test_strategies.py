@@ -26,7 +26,7 @@ DECAYS = [1.0, 0.9, 0.3, 0.0]
 
 @pytest.mark.parametrize("decay", DECAYS)
 @pytest.mark.parametrize("name", members.SIMPLE)
-def test_a_strategy_is_c_up_to_its_rounding(name: str, decay: float) -> None:
+def test_integer_strategy_equals_the_strategy_matrix_up_to_its_rounding(name: str, decay: float) -> None:
     """On random streams, against rationals: half of e, since that is about the difference of two streams."""
     rounds = 23
     form = members.exact_form(name, decay, members.workload_of(rounds, decay))
@@ -69,7 +69,7 @@ def test_roundings_of_clipped_parts_are_charged_by_level_and_participation(
 
 @pytest.mark.parametrize("digits", [0, 10])
 @pytest.mark.parametrize("name", members.BUFFERED)
-def test_a_buffered_strategy_is_c_up_to_its_rounding(name: str, digits: int) -> None:
+def test_buffered_integer_strategy_equals_the_strategy_matrix_up_to_its_rounding(name: str, digits: int) -> None:
     rounds, strategy = 40, members.strategy_buffered(name, digits)
     generator = np.random.default_rng(2)
     sums = [generator.integers(-(10**9), 10**9, 5) for _ in range(rounds)]
@@ -105,7 +105,7 @@ def strategy_of(name: str, rounds: int) -> IntegerStrategy:
 
 @pytest.mark.parametrize("decay", DECAYS)
 @pytest.mark.parametrize("name", members.SIMPLE)
-def test_b_after_c_is_the_running_sum(name: str, decay: float) -> None:
+def test_mechanism_after_the_integer_strategy_gives_the_running_sums(name: str, decay: float) -> None:
     """Impulses through C on integers and then through the mechanism: the rows of A, decay rounded."""
     form = members.exact_form(name, decay, members.workload_of(37, decay))
     tolerance = 1e-8 if name == "tree" and 0.0 < form.workload.decay < 1.0 else 1e-12
@@ -113,7 +113,7 @@ def test_b_after_c_is_the_running_sum(name: str, decay: float) -> None:
 
 
 @pytest.mark.parametrize("name", ["λ-CGD", "two"])
-def test_b_after_c_of_scaled_buffers_is_the_running_sum(name: str) -> None:
+def test_scaled_buffers_after_their_integer_strategy_give_the_running_sums(name: str) -> None:
     """Of increments that were multiplied by D_t: B divides by it."""
     form = members.scaled_form(37, *map(tuple, members.BUFFERED[name]), 1.0)
     scaled = [
@@ -123,7 +123,7 @@ def test_b_after_c_of_scaled_buffers_is_the_running_sum(name: str) -> None:
     assert max(misses(form, form.mechanism, scaled)) < 1e-11
 
 
-def test_without_rounded_bands_b_after_c_is_off() -> None:
+def test_unrounded_bands_do_not_reproduce_the_running_sums() -> None:
     """Control: B of the unrounded coefficients misses by more than the tolerance above."""
     form = members.exact_form("banded 4", 0.9, members.workload_of(37, 0.9))
     assert max(misses(form, BandedSquareRoot(0.9, 4), impulses(37))) > 1e-11
@@ -131,7 +131,9 @@ def test_without_rounded_bands_b_after_c_is_off() -> None:
 
 @pytest.mark.parametrize("decay", [1.0, 0.9])
 @pytest.mark.parametrize("rounds_per_epoch", [1, 2, 3, 4, 8])
-def test_b_after_c_of_clipped_parts_is_the_running_sum(rounds_per_epoch: int, decay: float) -> None:
+def test_clipped_parts_after_their_integer_strategy_give_the_running_sums(
+    rounds_per_epoch: int, decay: float
+) -> None:
     """Against the recursion of split_sum.py."""
     rounds = 21
     form = members.aligned_form(rounds, decay, rounds_per_epoch)
@@ -155,7 +157,7 @@ def test_b_after_c_of_clipped_parts_is_the_running_sum(rounds_per_epoch: int, de
         assert np.max(np.abs(row.numpy() - total)) < (1e-12 if decay == 1.0 else 1e-8)
 
 
-def test_the_residual_of_an_epochs_first_round_is_not_read() -> None:
+def test_residual_part_in_the_first_round_of_an_epoch_is_ignored() -> None:
     """What the attacker would gain: a part that accounting charges nothing for."""
     strategy = members.aligned_form(9, 1.0, 3).strategy
     first, _ = strategy.step(strategy.initial_state(), 1, np.array([[2**40], [1]]))
@@ -163,7 +165,7 @@ def test_the_residual_of_an_epochs_first_round_is_not_read() -> None:
 
 
 @pytest.mark.parametrize("name", members.BUFFERED)
-def test_phi_follows_from_the_rounded_roots(name: str) -> None:
+def test_zeros_recomputed_from_rounded_roots_reproduce_the_strategy_matrix(name: str) -> None:
     """Π(1 - φx)/Π(1 - θx) with φ recomputed is C to 4e-13; with the φ that were asked for it is not."""
     strategy, rounds = members.strategy_buffered(name, 0), 60
 
@@ -182,7 +184,7 @@ def test_phi_follows_from_the_rounded_roots(name: str) -> None:
         assert misfit(np.array(members.BUFFERED[name][1])) > 1e-11
 
 
-def test_golden_residues() -> None:
+def test_residues_of_published_roots_match_the_published_weights() -> None:
     """ω of the fit for n = 1e5 in the specification of correlated noise: θ and ω are published with ten digits."""
     theta, omega = [0.9999528893, 0.9857068673], [0.0122853236, 0.1878393610]
     phi = np.linalg.eigvalsh(np.diag(theta) - np.sqrt(np.outer(omega, omega)))[::-1]
@@ -206,7 +208,7 @@ def test_the_variance_of_every_round_is_the_accounted_one(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [*members.SIMPLE, "buffered", "aligned"])
-def test_no_sum_is_beyond_the_reach(name: str) -> None:
+def test_no_integer_sum_exceeds_its_declared_bound(name: str) -> None:
     """All records at their bound in every coordinate: the bound is held, and all but attained."""
     rounds = 20
     strategy = strategy_of(name, rounds)
@@ -225,7 +227,7 @@ def test_no_sum_is_beyond_the_reach(name: str) -> None:
         assert inside > reach.max_intermediate * 0.99
 
 
-def test_a_packed_state_is_read_back() -> None:
+def test_packed_integer_state_is_restored_when_unpacked() -> None:
     state = (np.arange(3), np.array([-1, 2**62, -(2**62)]))
     assert [v.tolist() for v in unpack_state(pack_state(state))] == [v.tolist() for v in state]
     assert unpack_state(pack_state(())) == ()
@@ -238,6 +240,8 @@ def test_a_packed_state_is_read_back() -> None:
         (Phases((3, 3)), 1),
     ],
 )  # fmt: skip
-def test_participations(schedule: FixedOrder | MinSeparation | Phases, expected: int) -> None:
+def test_maximum_participations_follow_from_the_schedule(
+    schedule: FixedOrder | MinSeparation | Phases, expected: int
+) -> None:
     form = BinaryTree(0.9).integer(Workload(schedule, 0.9, np.ones(schedule.rounds)))
     assert form.max_participations == expected
