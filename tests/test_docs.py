@@ -3,7 +3,8 @@
 Every page is executed from top to bottom in a folder of its own: Python blocks, and the commands of `sh` blocks on
 scenarios cut down to small synthetic data.  A command whose comment begins with `long:`, `network:` or `manual:`
 is not executed.
-`test_commands_marked_as_not_executed_are_skipped_with_their_reason` lists each of them as skipped with that reason.
+`test_commands_marked_as_not_executed_are_skipped_with_their_reason` lists each of them as
+skipped, with its reason.
 """
 
 import ast
