@@ -79,7 +79,7 @@ def _find_separator(path: Path) -> str | None:
             separator: len(next(filter(None, csv.reader(lines, delimiter=separator)), []))
             for separator in SEPARATORS
         }
-    except csv.Error:
+    except (UnicodeDecodeError, csv.Error):
         return None  # reading the table says what is wrong
     best = max(counts, key=lambda separator: (counts[separator], separator == ","))
     return None if best == "," else best
