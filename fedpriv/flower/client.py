@@ -391,7 +391,13 @@ def _count_classes(module: nn.Module, choice: LossChoice, features: NDArray[Any]
     probe = torch.zeros(1, sum(part.size for part in describe_inputs(features)), dtype=dtype)
     network = wrap_module(module, describe_inputs(features), features.shape[1:])
     try:
-        least, kind = (2, LOSSES["cross-entropy"]) if choice.function is not None else (1, LOSSES[choice.name])
-        return 2 if kind.has_single_output else kind.class_count(max(least, run_trial(network, probe).shape[-1]))
+        min_outputs, kind = (
+            (2, LOSSES["cross-entropy"]) if choice.function is not None else (1, LOSSES[choice.name])
+        )
+        return (
+            2
+            if kind.has_single_output
+            else kind.class_count(max(min_outputs, run_trial(network, probe).shape[-1]))
+        )
     except Exception:  # a module may raise anything; `make_layout_objective` reports it
         return 2

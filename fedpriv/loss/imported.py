@@ -130,8 +130,8 @@ def replace_batch_norm(module: nn.Module) -> nn.Module:
 
 
 def _group_count(norm: _BatchNorm) -> int:
-    most = 1 if isinstance(norm, nn.BatchNorm1d) else min(_MAX_GROUPS, norm.num_features)
-    return next(count for count in range(most, 0, -1) if norm.num_features % count == 0)
+    max_count = 1 if isinstance(norm, nn.BatchNorm1d) else min(_MAX_GROUPS, norm.num_features)
+    return next(count for count in range(max_count, 0, -1) if norm.num_features % count == 0)
 
 
 _PROBE_RECORDS = 3

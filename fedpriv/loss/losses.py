@@ -603,10 +603,10 @@ class LossChoice:
             raise InputError(
                 f"loss = {self.name!r}: is for labels that are {_describe_labels(kind)}, not 0 … {classes - 1}"
             )
-        if self.name == "hazard" and (classes < 3 or classes % 2 == 0):
+        if not kind.has_single_output and kind.class_count(kind.output_count(classes) or 1) != classes:
             raise InputError(
-                "loss = 'hazard': is for labels of a time and an event, 2K + 1 classes for K bins of time, and "
-                f"here are {classes} classes"
+                f"loss = {self.name!r}: is for {', '.join(str(kind.class_count(bins)) for bins in (1, 2, 3))}, … "
+                f"classes, and here are {classes}"
             )
         if self.class_weights and len(self.class_weights) != (
             weight_count := 2 if kind.has_single_output else classes

@@ -585,8 +585,8 @@ class PhaseEnds(Mechanism):
             raise InputError(f"noise at the ends of phases needs plain gradients, decay = 0; got {workload.decay}")
         if not self.largest_step * self.smoothness <= 2.0:
             raise InputError(
-                f"step = {self.largest_step:g}: the phased method is private only for steps up to "
-                f"2 / smoothness = {2.0 / self.smoothness if self.smoothness else 0.0:g}"
+                f"step = {self.largest_step:g}: the phased method is private only for finite steps up to "
+                f"2 / smoothness = {2.0 / self.smoothness if self.smoothness else math.inf:g}"
             )
         if not float(np.min(workload.clips)) >= self.lipschitz:
             raise InputError(

@@ -204,7 +204,10 @@ def tree_parameters(records: int, dimension: int, epsilon: float, delta: float) 
     noise_factor = math.sqrt(dimension * _log_inverse_delta(epsilon, delta))
     budget = epsilon * records**2 / noise_factor
     if not 2.0 <= budget < math.inf:
-        raise InputError(f"{records} records are too few for Theorem 6 at epsilon = {epsilon:g}, d = {dimension}")
+        raise InputError(
+            f"{records} records are too {'few' if budget < 2.0 else 'many'} for Theorem 6 at "
+            f"epsilon = {epsilon:g}, d = {dimension}"
+        )
     # Bisection: T log2 T is within the budget at `low`, and above it at `high`.
     low, high = 2, max(4, math.ceil(budget))
     while high - low > 1:

@@ -241,7 +241,8 @@ def _party_views_of_trust(name: str, cells: Sequence[Mapping[str, Any]]) -> list
         f"its own records ({format_count_range(shard_sizes)} on average)" if shard_sizes else "its own records"
     )
     key_texts = {"release": ", the key of its noise", "simulation": ", noise from the scenario's seed"}
-    key = "".join(text for kind, text in key_texts.items() if kind in {cell["noise"] for cell in cells})
+    noise_kinds = {cell["noise"] for cell in cells}
+    key = "".join(text for kind, text in key_texts.items() if kind in noise_kinds)
     public_view = PartyView("everyone else", "nothing", "the models that are published")
     if trust is CURATOR:
         return [PartyView("the curator", f"the records of all silos, the test records{key}", "all"), public_view]
@@ -253,16 +254,16 @@ def _party_views_of_trust(name: str, cells: Sequence[Mapping[str, Any]]) -> list
             PartyView(f"the server ({name})", f"the test records{key}", "what each client sends, without noise"),
             public_view,
         ]
-    if trust.adds_noise(SERVER):
+    # Nothing is masked without noise.
+    if trust.adds_noise(SERVER) or (trust.masked and noise_kinds == {"none"}):
         silo_view, server_view = silo_records, "every silo's sum without noise"
     elif trust.publishes_sums(0):
         silo_view, server_view = f"{silo_records}{key}", "every silo's releases, noise included if there is any"
-    elif any(cell["noise"] == "none" for cell in cells):  # nothing is masked without noise
-        silo_view = f"{silo_records}{key}"
-        server_view = "masked messages and their sum, and of runs without noise every silo's sum"
     else:
         silo_view = f"{silo_records}{key}, the keys of its masks"
-        server_view = "masked messages, and their sum with any noise in it"
+        server_view = "masked messages, and their sum with the noise in it" + (
+            ", and of runs without noise every silo's sum" if "none" in noise_kinds else ""
+        )
     return [
         PartyView(f"each silo ({name})", silo_view, "the model of every round"),
         PartyView(

@@ -49,7 +49,7 @@ def begin_ledger(policy: Policy, shard: Shard, earlier_charge: SpentBefore | Non
     """Begin the ledger of these records.
 
     A run that is over stands for the budget that was spent before, if any.  A lock keeps out another process that
-    begins or opens the ledger.
+    begins the ledger.
 
     Raises:
         InputError: If there is a ledger, or the rollback mark of a former one, or if the ledger cannot be written
@@ -78,9 +78,15 @@ def begin_ledger(policy: Policy, shard: Shard, earlier_charge: SpentBefore | Non
 def is_begun(policy: Policy) -> bool:
     """Whether the ledger of a policy was begun, so that it exists or was lost.
 
-    A mark beside the draft of `create_ledger` is that of a ledger which was never used.
+    A mark that names the bytes of the draft of `create_ledger` is that of a ledger which was never used.
     """
-    return policy.ledger.exists() or (policy.mark_path.exists() and not _draft_path(policy.ledger).exists())
+    return policy.ledger.exists() or (
+        policy.mark_path.exists()
+        and not (
+            (draft := _draft_path(policy.ledger)).exists()
+            and RollbackMark(policy.mark_path).read().file_digest == file_digest(draft)
+        )
+    )
 
 
 def _draft_path(ledger: Path) -> Path:

@@ -85,7 +85,7 @@ def test_the_phased_method_refuses_a_loss_without_lipschitz_or_smoothness_consta
 def test_the_phased_method_refuses_steps_above_two_over_smoothness() -> None:
     with pytest.raises(InputError, match=r"up to 2 / smoothness = 0\.5"):
         replace(MECHANISM, largest_step=0.51).certified(workload())
-    with pytest.raises(InputError, match="step = inf: the phased method is private only for steps up to"):
+    with pytest.raises(InputError, match="step = inf: the phased method is private only for finite steps up to"):
         replace(MECHANISM, largest_step=math.inf, smoothness=0.0).certified(workload())
 
 

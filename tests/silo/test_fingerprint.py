@@ -512,3 +512,43 @@ def test_guarantee_unbounded_prior_spending_exhausts_the_budget_and_cannot_be_am
     (tmp_path / "elsewhere").rename(tmp_path / "ledger-0.sqlite")
     assert "spent inf by 1 run, left for one more 0" in format_status(path)[1]
     refused(open_guard(read_policy(path)), "with all before inf", CELL)
+
+
+@pytest.mark.parametrize("step", ["mark", "rename"])
+def test_guarantee_a_ledger_whose_beginning_failed_is_begun_again_and_no_lost_one_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    policy, rename = read_policy(write_silo(tmp_path)), Path.replace
+    policy.ledger.unlink(missing_ok=True)
+
+    def replace(path: Path, target: Path) -> Path:
+        if path.name.endswith(".begun") if step == "rename" else Path(target).name.endswith(".mark"):
+            raise OSError(28, "No space left on device")
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "replace", replace)
+    with pytest.raises(InputError, match=r"cannot be made a ledger: .*No space left"):
+        begin_ledgers(policy)
+    assert not policy.ledger.exists()
+    monkeypatch.undo()
+    draft = policy.ledger.with_name(policy.ledger.name + ".begun")
+    left = draft.read_bytes()
+    assert begin_ledgers(policy) == [policy]
+    draft.write_bytes(left)  # a draft of another beginning makes no lost ledger one that was never begun
+    policy.ledger.unlink()
+    with pytest.raises(InputError, match="a ledger is begun once"):
+        begin_ledgers(policy)
+
+
+def test_of_several_threads_one_begins_a_ledger(tmp_path: Path) -> None:
+    policy = read_policy(write_silo(tmp_path))
+
+    def begin(_: int) -> str:
+        try:
+            return f"begun {len(begin_ledgers(policy))}"
+        except InputError as error:
+            return "refused" if "a ledger is begun once" in str(error) else str(error)
+
+    with ThreadPoolExecutor(4) as pool:
+        assert sorted(pool.map(begin, range(4))) == ["begun 1", "refused", "refused", "refused"]
+    guard_of(tmp_path / "silo-0.toml")._ledger.close()

@@ -531,7 +531,7 @@ def _find_group(key: str) -> str | None:
 
 def _interval_keys(name: str, group: str) -> tuple[str, str, str]:
     """Return the keys of a figure and of the lower and upper end of its interval."""
-    if group == "all" or (group.startswith("at ") and "=" not in group):
+    if group == "all" or group.startswith("at "):
         silo_suffix = "" if group == "all" else f"_at_{group[3:]}"
         return f"test_{name}{silo_suffix}", f"test_{name}_low{silo_suffix}", f"test_{name}_high{silo_suffix}"
     return (key := f"test_{name}_of_{group}"), f"{key}_low", f"{key}_high"

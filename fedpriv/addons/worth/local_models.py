@@ -186,7 +186,7 @@ def _find_basis(records: Records, penalty: Floats) -> Floats | None:
     if width > _MAX_BASIS_FEATURES:
         return None
     # In float32 the moments of columns that are nearly collinear have no Cholesky factor.
-    moments = (records.features.double().mT @ records.features.double()).numpy() / len(records.labels)
+    moments = ((features := records.features.double()).mT @ features).numpy() / len(records.labels)
     return np.asarray(np.linalg.inv(np.linalg.cholesky(_CURVATURE * moments + np.diag(penalty[:width] + 1e-9))))
 
 
