@@ -82,7 +82,7 @@ def test_phased_sgd_requires_a_curator_small_steps_and_the_lipschitz_clip(small_
     with pytest.raises(InputError, match=r"algorithm.trust = 'curator': dp-sgd can be run with"):
         small_cell(**single_epoch("dp-sgd", "curator"))
     for settings, line in (
-        ({"step": 0.1}, "only for steps up to"),
+        ({"step": 0.1}, "private only for finite steps up to"),
         ({"clip": 1.0}, "the clip must be the Lipschitz"),
     ):
         tree = single_epoch("phased-sgd", "curator")
