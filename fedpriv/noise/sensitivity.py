@@ -7,8 +7,8 @@ rounds, at least `min_separation` apart.  For a record's increments u_i, i ∈ S
 
     ‖Σ_{i∈S} u_i ⊗ C_i‖² = Σ_{i,j∈S} ⟨u_i, u_j⟩ ⟨C_i, C_j⟩ ≤ Σ_{i,j∈S} clip_i clip_j |⟨C_i, C_j⟩|
 
-For C ≥ 0 increments of one direction attain the bound, which is then the exact sensitivity for S.  The squared
-norm of a record is the right-hand side for its S.
+For C ≥ 0 increments of one direction, as long as their clips, attain the bound, which is then the exact
+sensitivity for S.  The squared norm of a record is the right-hand side for its S.
 
 For Toeplitz C with coefficients c_0 ≥ c_1 ≥ … ≥ 0 and equal clips the earliest pattern, rounds 1, 1 + separation,
 …, is the worst (Kalinin & Lampert 2024, Theorem 2).  Columns that do not overlap add their squares (Choquette-Choo
@@ -34,8 +34,8 @@ def record_squared_norms(
 ) -> Floats:
     """Compute the squared norm of the record at each position of a fixed order.
 
-    A record's squared norm is the square of the distance by which it moves C s.  C restarts with every period, so
-    that columns of different periods are orthogonal, and squared norms of the periods add up.
+    A record's squared norm is the square of the distance by which it can move C s.  C restarts with every period,
+    so that columns of different periods are orthogonal, and squared norms of the periods add up.
 
     Args:
         workload: Clips, participation and period.
@@ -70,8 +70,9 @@ def record_squared_norms(
 def heaviest_pattern(weights: Floats, pattern: MinSeparation) -> float:
     """Compute the largest sum of weights ≥ 0 over the rounds of one allowed pattern.
 
-    An allowed pattern is a set of at most `max_rounds_per_record` rounds, at least `min_separation` apart.  The
-    sum follows by dynamic programming over the last round of the pattern.
+    An allowed pattern is a set of at most `max_rounds_per_record` rounds, at least `min_separation` apart.  For
+    weights that never increase the earliest pattern is the heaviest.  For others the sum follows by dynamic
+    programming over the last round of the pattern.
 
     Args:
         weights: Weight of each round, ≥ 0, (T,).
@@ -97,7 +98,7 @@ def heaviest_pattern(weights: Floats, pattern: MinSeparation) -> float:
 
 
 MAX_ROUNDS = 2000
-"""Most rounds T of a search, which takes T² numbers."""
+"""Most rounds T for which `tighten_sensitivity` searches, since a search takes T² numbers."""
 _MAX_STEPS = 400
 """Most steps of a search."""
 
@@ -107,8 +108,8 @@ def tighten_sensitivity(sensitivity: Sensitivity, inner: InnerProducts, workload
 
     Sensitivities that are exact, of other participations, or of more than 2,000 rounds are returned as they are.
 
-    Guarantee: an exact sensitivity is returned unchanged, and a bound is replaced by an exact sensitivity or a
-    bound.
+    Guarantee: an exact sensitivity is returned unchanged, and a bound is kept, or replaced by an exact sensitivity
+    or a smaller bound.
 
     Args:
         sensitivity: Sensitivity, exact or a bound.
@@ -126,8 +127,9 @@ def sensitivity_from_rows(inner: InnerProducts, workload: Workload, pattern: Min
     """Compute the sensitivity by a search, or the smaller of two bounds if the search is cut short.
 
     With X_ij = clip_i clip_j ⟨C_i, C_j⟩, a record with the rounds S moves C s by at most the root of Σ_{i,j∈S}
-    X_ij.  `farthest_pattern` searches for the largest of these sums.  The second bound is the heaviest pattern
-    over the weights ρ_i, where ρ_i is the weight of the heaviest pattern in row i of X.
+    X_ij.  `farthest_pattern` searches for the largest of these sums.  The second bound of these sums is the
+    weight of the heaviest pattern for the weights ρ_i, where ρ_i is the weight of the heaviest pattern in row i
+    of X.
 
     Guarantee: no pattern of `pattern`, no signs and no directions of increments move C s farther; where the result
     is exact, a pattern moves C s as far.
@@ -260,15 +262,19 @@ def _heaviest_by_count(weights: Floats, pattern: MinSeparation) -> Iterator[Floa
 def of_columns(columns: Columns, workload: Workload) -> Sensitivity:
     """Compute the sensitivity of any C ≥ 0 whose columns are known.
 
-    In a single pass this is the largest product of a column's norm and its clip.  In a fixed order every record is
-    tried.  In separated participations the worst pattern is searched for (`sensitivity_from_rows`).
+    In a single pass this is the largest product of a column's norm and its clip.  A round that reads no records
+    counts, too.  In a fixed order every record is tried.  In separated participations the worst pattern is
+    searched for (`sensitivity_from_rows`).
 
-    Guarantee: exact in a single pass and in a fixed order, whatever the clips are; a bound for separated
-    participations, which is exact where the search ends at a pattern.
+    Guarantee: exact in a single pass whose rounds all read records, and in a fixed order, whatever the clips are;
+    a bound for separated participations, which is exact where the search ends at a pattern.
 
     Args:
         columns: Columns of C.
         workload: Clips and participation.
+
+    Raises:
+        InputError: The participation is secret, or has fresh permutations.
     """
     clips, order = workload.clips, workload.public_order
     if order.single_pass:
@@ -288,9 +294,14 @@ def of_columns(columns: Columns, workload: Workload) -> Sensitivity:
 def sensitivity_from_series(workload: Workload, coefficients: Floats) -> Sensitivity:
     """Compute the certified sensitivity of a Toeplitz C with c_0 ≥ c_1 ≥ … ≥ 0.
 
+    With a period, C restarts with the sums, and is Toeplitz within each period.
+
     Args:
         workload: Clips, participation and period.
         coefficients: c_0, c_1, …, at most `workload.rounds_per_period` of them, with zeros beyond their end.
+
+    Raises:
+        InputError: The participation is secret, or has fresh permutations.
     """
 
     def compute_norms(clips: Floats, rounds_per_epoch: int) -> Floats:
@@ -309,7 +320,8 @@ def certify_toeplitz(
 ) -> Sensitivity:
     """Compute the sensitivity of a Toeplitz C with coefficients ≥ 0 that never increase.
 
-    The result is exact in a single pass and in a fixed order.  For separated participations it is exact in some
+    With a period, C restarts with the sums, and is Toeplitz within each period.  The result is exact in a single
+    pass whose rounds all read records, and in a fixed order.  For separated participations it is exact in some
     cases, and otherwise the smallest of some bounds.
 
     Args:
@@ -318,6 +330,9 @@ def certify_toeplitz(
         columns: Columns of C.
         compute_norms: Function (clips, rounds_per_epoch) that returns the squared norms of the records of a fixed
             order in one period.
+
+    Raises:
+        InputError: The participation is secret, or has fresh permutations.
     """
     squared_norms = workload.clips**2 * columns.squared_norms
     if workload.public_order.single_pass:
@@ -342,9 +357,9 @@ def _certify_separated(
 ) -> Sensitivity:
     """Compute the sensitivity of separated participations under a Toeplitz C, or a bound.
 
-    C has coefficients ≥ 0 that never increase.  If sums never restart, the result is exact for equal clips, and
-    for at most `min_separation` coefficients, with which no two columns of a pattern overlap.  Otherwise it is a
-    bound.
+    C has coefficients ≥ 0 that never increase.  If the workload has no period, the result is exact for equal
+    clips, and for at most `min_separation` coefficients, with which no two columns of a pattern overlap.
+    Otherwise it is a bound.
 
     Args:
         workload: Clips and period.

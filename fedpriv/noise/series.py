@@ -5,16 +5,16 @@ The workload A, (T, T), says which running sums are released:
     A[t, i] = decay^(t-i) for i ≤ t in the same period, else 0
 
 decay is 1 for prefix sums, 0 for no sums over rounds, and 1 - α for momentum in which a new gradient has the
-weight α.  A mechanism factors A = B C.  B z is the noise of the releases for fresh vectors z, and a record is
-charged the distance by which it moves C s, for the sums s of a round's increments (clipped contributions).
+weight α.  Most mechanisms factor A = B C.  B z is the noise of the releases for fresh vectors z, and a record is
+charged the distance by which it can move C s, for the sums s of a round's increments (clipped contributions).
 
-A Toeplitz matrix with series[t-i] in row t and column i is the power series Σ_j series[j] x^j.  A product of such
-matrices is a product of power series.  Running sums that never restart are 1/(1 - decay·x).  Their square root has
-the coefficients decay^j binom(2j, j)/4^j, which are ≥ 0 and never increase.  Sources: Fichtenberger, Henzinger &
-Upadhyay 2023 (decay 1); Kalinin & Lampert 2024, "Banded square root matrix factorization for differentially
-private model training".
+A lower-triangular Toeplitz matrix with series[t-i] in row t and column i ≤ t is the power series Σ series[j] x^j.
+A product of such matrices is a product of power series.  Running sums that never restart are 1/(1 - decay·x).
+Their square root has the coefficients decay^j binom(2j, j)/4^j, which are ≥ 0 and never increase.  Sources:
+Fichtenberger, Henzinger & Upadhyay 2023 (decay 1); Kalinin & Lampert 2024, "Banded square root matrix
+factorization for differentially private model training".
 
-Buffered mechanisms have series of interlacing roots:
+Buffered mechanisms have series whose numerator and denominator, polynomials in 1/x, have interlacing roots:
 
     C(x) = Π (1 - φ_i x) / Π (1 - θ_i x),    1 ≥ θ_1 > φ_1 > θ_2 > φ_2 > … > θ_m > φ_m ≥ 0
 
@@ -146,7 +146,7 @@ def geometric_sums(ratio: float, counts: Floats) -> Floats:
         counts: Numbers n ≥ 0 of terms, an array of any shape.
 
     Returns:
-        A sum for each number, in the shape of `counts`.
+        A sum for each number, in the shape of `counts`, or `counts` itself for ratio 1.
 
     Example:
         >>> geometric_sums(0.5, np.array([0.0, 1.0, 2.0])).round(6).tolist()
@@ -182,7 +182,7 @@ def powers(base: float, count: int) -> Floats:
 _BLOCK_SIZE = 1024
 """Rounds of a block in `inverse`."""
 _SETTLED_CHANGE = 16.0 * np.finfo(np.float64).eps
-"""Relative change of the coefficients up to which `inverse` treats them as constant."""
+"""Relative spread of the last coefficients up to which `inverse` takes them to be constant."""
 
 
 def square_root(decay: float, count: int) -> Floats:
@@ -210,7 +210,7 @@ def inverse(series: Floats, count: int) -> Floats:
     """Compute the first `count` coefficients w of 1/c, for a series c that starts with 1.
 
     The recursion is w_0 = 1, w_t = -Σ_{j ≥ 1} c_j w_{t-j}.  Later coefficients are computed in blocks, each one
-    matrix product.  Once they are constant but for rounding, the rest is taken to be that constant.
+    matrix product.  Once the last of them are constant but for rounding, the rest is taken to be that constant.
 
     Args:
         series: Coefficients c, of which the first is 1, (b,), zero beyond their end.
@@ -258,7 +258,7 @@ def history_response(series: Floats, inverted: Floats) -> Floats:
 
 
 def lower_toeplitz(series: Floats) -> Floats:
-    """Return the (n, n) matrix with series[t - i] in row t and column i ≤ t.
+    """Return the (n, n) matrix with series[t - i] in row t and column i ≤ t, and 0 elsewhere.
 
     Example:
         >>> lower_toeplitz(np.array([1.0, 0.5])).tolist()
@@ -269,12 +269,12 @@ def lower_toeplitz(series: Floats) -> Floats:
 
 
 def column_squared_norms(series: Floats, rounds: int) -> Floats:
-    """Compute the squared norms of the columns of the (T, T) Toeplitz matrix of a series, (T,).
+    """Compute the squared norms of the columns of the lower-triangular Toeplitz matrix of a series, (T,).
 
     The series is zero beyond its end.
 
     Args:
-        series: First coefficients of the matrix, (n,).
+        series: First coefficients of the matrix, (n,), with n ≥ 1.
         rounds: T.
 
     Example:
@@ -335,12 +335,13 @@ def check_roots(theta: Roots, phi: Roots, decay: float) -> None:
 
     For decay = 0 the range is [0, 1].
 
-    Guarantee: roots that pass have a C with coefficients ≥ 0 that never increase, whoever chose the numbers.
+    Guarantee: for a decay from 0 to 1, roots that pass have a C with coefficients ≥ 0 that never increase, whoever
+    chose the numbers.
 
     Args:
         theta: Poles θ of C.
         phi: Zeros φ of C, as many as poles.
-        decay: Decay of the running sums.
+        decay: Decay of the running sums, from 0 to 1.
 
     Raises:
         InputError: The roots do not interlace, one is out of range, or there are not as many zeros as poles.
@@ -401,7 +402,8 @@ def noise_modes(decay: float, theta: Roots, phi: Roots) -> tuple[Mode, ...]:
 
     A mode is a decayed sum of fresh vectors, M_t = pole · M_{t-1} + z_t.  The modes are the partial fractions of
     B(x) = Π (1 - θ_i x) / ((1 - decay x) Π (1 - φ_i x)), whose poles are the decay and the φ.  A pole at 0 has a
-    mode only if it is double, and a pole that a zero cancels (θ_1 = decay) has none.
+    mode only if it is double, and a pole that a zero cancels (θ_1 = decay) has none.  The roots are those that
+    `check_roots` accepts.
 
     Args:
         decay: Decay of the running sums.

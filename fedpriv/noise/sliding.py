@@ -46,7 +46,7 @@ class _SlidingState(NamedTuple):
     |---|---|
     | `stack` | stack of the r tree |
     | `prefixes`, `windows` | noise of the last prefixes and full windows, at most N of each, oldest first |
-    | `gradient`, `difference` | noise of the nodes that later windows need |
+    | `gradient`, `difference` | noise of the nodes of G and of Δ that `_live_nodes` yields |
     """
 
     stack: tuple["Tensor", ...]
@@ -100,6 +100,9 @@ class SlidingDifferences(DifferenceTrees):
 
         Args:
             workload: Workload with the rounds.
+
+        Raises:
+            InputError: `check_workload` refuses the workload.
         """
         self.check_workload(workload)
         rounds, rounds_per_epoch, retention = workload.rounds, self.rounds_per_epoch, 1.0 - self.mixing

@@ -4,15 +4,15 @@
 |---|---|
 | banded | the first `bands` coefficients of (1 - decay·x)^(-1/2) |
 | bisr | C^-1 has the first `bands` coefficients of (1 - decay·x)^(1/2) |
-| anchored | diag(1/anchor, C') in every period, C' the square root of the period's other rounds |
+| anchored | diag(1/anchor, C') in every period, C' the square root of the prefix sums of its other rounds |
 
 A forms the running sums, with decay and T rounds, of the sums s of increments, the clipped contributions of a
 round's records.  x delays by one round.  B = A C^-1, so that B z is the noise for fresh normal vectors z, and a
 record is charged the distance by which it moves C s.  With `bands` = T, "banded" is the square-root factorization
 A = C C.
 
-A round of "banded" and "bisr" takes O(bands · d): C^-1 z is formed from a few earlier vectors, and summed with
-decay.
+A round of "banded" and "bisr" takes O(bands · d) for vectors of d values: C^-1 z is formed from a few earlier
+vectors, and summed with decay.
 
 "anchored" is for sums that restart and records that are read once.  The first round of a period, its anchor,
 releases the whole sum anew, later rounds add differences.  Anchors and differences have separate noise.
@@ -59,7 +59,8 @@ if TYPE_CHECKING:
 class Toeplitz(Mechanism):
     """Noise C^-1 z on the increments, summed like them, for a Toeplitz C ≥ 0 with ones on its diagonal.
 
-    C has coefficients that never increase, and the sums never restart.
+    C has coefficients that never increase, and the sums never restart.  `BufferedToeplitz.column_scale` scales the
+    columns of this C.
     """
 
     decay: float
@@ -205,9 +206,9 @@ class BandedSquareRoot(_Banded):
 
     def blocks(self, workload: Workload) -> ColumnBlocks:
         self.check_workload(workload)
-        bands = min(self.bands, workload.rounds)
-        squares = series.column_squared_norms(series.square_root(self.decay, bands), workload.rounds)
-        return ColumnBlocks(bands, np.sqrt(squares))
+        coefficients = self.strategy_series(workload.rounds)
+        squares = series.column_squared_norms(coefficients, workload.rounds)
+        return ColumnBlocks(len(coefficients), np.sqrt(squares))
 
     def noise(self, state: MechanismState, t: int, fresh: "Tensor") -> tuple["Tensor", MechanismState]:
         """Return the noise of round t and the next state.
@@ -257,7 +258,7 @@ class RoundedBanded(BandedSquareRoot):
 
 @dataclass(frozen=True)
 class IntegerBanded(IntegerStrategy):
-    """C of `BandedSquareRoot` on integers: s_t + Σ_j ⌊c_j s_{t-j}⌉.
+    """C of `RoundedBanded` on integers: s_t + Σ_j ⌊c_j s_{t-j}⌉.
 
     `coefficients` are c_1, c_2, … in multiples of 2^-31, without c_0 = 1.  Each of the products is rounded
     separately, so rounding changes the difference of neighbours by at most 1 for each band beside the diagonal.
@@ -385,9 +386,9 @@ class AnchoredSquareRoot(Mechanism):
     The anchor's noise is `anchor` times as large as the fresh noise of other rounds.  All releases of the period
     contain the anchor's noise.
 
-    Guarantee: in one pass a record is in one round.  At an anchor it moves C s by its clip over `anchor`,
-    elsewhere by its clip times the norm of its column of C', which ends with the period; the worst record is
-    charged, exactly, for any clips.
+    Guarantee: in one pass a record is in one round.  At an anchor it moves C s by at most its clip over `anchor`,
+    elsewhere by at most its clip times the norm of its column of C', which ends with the period; the worst record
+    is charged, exactly, for any clips, if every round reads records.
     """
 
     name: ClassVar[str] = "anchored"
@@ -408,7 +409,7 @@ class AnchoredSquareRoot(Mechanism):
 
     @classmethod
     def with_equal_cost(cls, period: int, anchor_clip: float, clip: float) -> Self:
-        """Return the mechanism in which an anchor costs as much as the first difference of a period.
+        """Return the mechanism in which an anchor costs as much as the first difference of a full period.
 
         The costs are those of the records of the two rounds.  For period 1, which has no differences, `anchor` is
         `anchor_clip` / `clip`.
@@ -416,7 +417,7 @@ class AnchoredSquareRoot(Mechanism):
         Args:
             period: Rounds of a period, the anchor included.
             anchor_clip: Clip norm of an anchor.
-            clip: Clip norm of other rounds.
+            clip: Clip norm of other rounds, above 0.
 
         Raises:
             InputError: The period or the ratio of the noises is out of its range.
@@ -426,7 +427,7 @@ class AnchoredSquareRoot(Mechanism):
         return dataclasses.replace(unsized, anchor=anchor_clip / (clip * float(norm)))
 
     def certified(self, workload: Workload) -> Sensitivity:
-        """Return the exact sensitivity of one pass, the largest clip_t · n_t over the rounds t.
+        """Return the sensitivity of one pass, the largest clip_t · n_t over the rounds t.
 
         n_t is 1 / `anchor` in the first round of a period, the anchor.  Otherwise it is the norm of the round's
         column of C', the square root of the prefix sums of the period's other rounds.
@@ -466,7 +467,7 @@ class AnchoredSquareRoot(Mechanism):
         return self.anchor**2 + float(np.sum(self._change_noise_series[: self.period - 1] ** 2))
 
     def memory_vectors(self, workload: Workload) -> int:
-        return 1 + min(max(self.period - 1, 0), workload.rounds)
+        return min(self.period, workload.rounds + (workload.rounds > 1))  # a lone anchor has one vector
 
     def noise(self, state: MechanismState, t: int, fresh: "Tensor") -> tuple["Tensor", MechanismState]:
         """Return the noise of round t and the next state.

@@ -162,9 +162,9 @@ def record_squared_norms(clips: Floats, rounds_per_epoch: int, decay: float) -> 
 def visited_squared_norms(
     clips: Floats, visits: NDArray[np.integer], block: int, decay: float, *, all_nodes: bool = False
 ) -> Floats:
-    """Compute the squared norms of all records in any public order, (max(visits) + 1,).
+    """Compute the squared norm of the records of each batch in any public order, (max(visits) + 1,).
 
-    A record's squared norm, the squared distance by which it moves the released nodes, is Σ_nodes (Σ_i clip_i
+    A record's squared norm, the squared distance by which it can move the released nodes, is Σ_nodes (Σ_i clip_i
     decay^(z-i))² over its rounds i in a node that ends at z.
 
     Args:
@@ -279,7 +279,7 @@ def used_ends(rounds: int, rounds_per_epoch: int, level: int, earliest: int = 1)
 
 
 def node_squared_norms(ends: Ends, level: int, rounds_per_epoch: int, decay: float, squares: Floats) -> Floats:
-    """Sum squares[t] decay^{2(z-t)} over a level's nodes, for the record at each position, (N,).
+    """Sum squares[t] decay^{2(z-t)} over rounds t in a level's nodes, for the record at each position, (N,).
 
     Args:
         ends: Last round z of each node.
@@ -333,8 +333,9 @@ def window_variances(
 class BinaryTree(Mechanism):
     """Noise on tree nodes: the fresh vector of round t belongs to the released node that ends at t.
 
-    Guarantee: a record moves exactly the released nodes that hold one of its rounds.  B is square and invertible,
-    so counting those nodes with their decays is the exact price of everything released.
+    Guarantee: a record moves no released nodes but those that hold one of its rounds.  B is square and invertible,
+    so counting those nodes with their decays is the exact price of everything released, for a record whose rounds
+    are known.
 
     Example:
         >>> from fedpriv.participation.orders import FixedOrder
@@ -400,8 +401,9 @@ class BinaryTree(Mechanism):
 
         The noise of the prefix [1, t] is the fresh vector, the noise of the node that ends at t, plus
         decay^lowbit(t) times the noise of the prefix [1, t - lowbit(t)], where lowbit(t) is the largest power of 2
-        that divides t.  The state holds the noise of the prefixes that later rounds need, shortest first (those
-        that end at 4, 6 and 7 after round 7).  With a period, t here is the position in the period.
+        that divides t.  The state holds the noise of the prefix [1, t] and of the shorter ones that this
+        recursion leads to, shortest first (those that end at 4, 6 and 7 after round 7).  With a period, t here is
+        the position in the period.
 
         Args:
             state: State before round t.
@@ -563,13 +565,13 @@ def _merge_count(position: int) -> int:
 def decay_rounding_factor(decay: float, workload: Workload) -> Fraction:
     """Factor of the sensitivity that covers the rounding of a tree's decays, level by level.
 
-    The factor is 1 + 2^-28 √T · participations, rounded up, or 1 for decays of 0 and 1, which are exact.  With L =
-    ⌊log2 T⌋ levels every entry of C is off by at most L 2^-32, in at most L + 1 nodes a participation.  A
-    record moves the nodes of a tree by its largest clip at least, so that 1 + L √(L+1) 2^-32 · participations
-    would suffice for each tree.
+    The factor is 1 + 2^-28 (⌊√T⌋ + 1) · participations, or 1 for decays of 0 and 1, which are exact.  With L =
+    ⌊log2 T⌋ every entry of C is off by at most L 2^-32, in at most L + 1 nodes a participation.  A record can move
+    the nodes of a tree by its largest clip at least, so that 1 + L √(L+1) 2^-32 · participations would suffice for
+    each tree.
 
     Args:
-        decay: Decay per round.
+        decay: Decay per round, a multiple of 2^-31.
         workload: Workload with its rounds and participations.
     """
     if decay in (0.0, 1.0):

@@ -5,6 +5,7 @@ import json
 
 import numpy as np
 import pytest
+import torch
 
 from fedpriv.noise.fitting.cost import NoiseStream, apply_adjoint
 from fedpriv.noise.registry import mechanism_from_data
@@ -28,6 +29,15 @@ def test_the_worst_record_is_charged_exactly(rounds: int, period: int, anchor: f
     assert found.value == pytest.approx(float(np.max(clips * np.linalg.norm(c, axis=0))), rel=1e-9)
     assert mechanism.variance(workload) == pytest.approx(np.sum(b**2, axis=1), rel=1e-9)
     assert mechanism_from_data(json.loads(json.dumps(mechanism.as_data()))) == mechanism
+
+
+@pytest.mark.parametrize(("rounds", "period"), list(itertools.product([1, 2, 3, 4, 9], [1, 2, 3, 5])))
+def test_memory_vectors_are_the_largest_state_also_in_a_single_round(rounds: int, period: int) -> None:
+    mechanism, state, lengths = AnchoredSquareRoot(period), (), []
+    for t in range(1, rounds + 1):
+        _, state = mechanism.noise(state, t, torch.zeros(2))
+        lengths.append(len(state))
+    assert mechanism.memory_vectors(workload_of(rounds, period=period)) == max(lengths)
 
 
 def test_equal_cost_anchor_costs_the_same_as_a_gradient_difference() -> None:
