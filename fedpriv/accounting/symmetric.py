@@ -14,9 +14,9 @@ Pairs of epochs compose.  Proof, for increments that are any functions of the pa
 
 **Numerics.**  D → (D)+ is convex and rises, so each D may be moved up, or to its two neighbours on a grid with its
 mean kept: δ only rises.  By exchangeability H_ε = E D_1 1{D_1 + R > 0}, with R the sum of the other D_i.  Where
-D_1 > 0 an upper bound of P(R > -D_1) is needed, and where D_1 < 0 a lower bound.  Both have a margin for the
-rounding of Fourier transforms (tests/accounting/test_symmetric.py).  H is convex in γ = e^ε, so that the lower
-hull of bounds at some γ is a bound at all γ.
+D_1 > 0 an upper bound of P(R > -D_1) is needed, and where D_1 < 0 a lower bound.  For T > 1 both have a margin for
+the rounding of Fourier transforms (tests/accounting/test_symmetric.py).  H is convex in γ = e^ε, so that the lower
+hull of bounds at some γ is a bound at every γ between them.
 """
 
 import math
@@ -31,11 +31,11 @@ from fedpriv.accounting.losses import PrivacyLossDistribution
 
 _MAX_LOG = 600.0  # logarithm of a grid's end
 _ROUNDING_MASS, _ROUNDING_MASS_PER_BIN = 2e-12, 1e-14  # error of a probability from Fourier transforms
+_RELATIVE_MARGIN = 1e-9  # of a bound, for rounding
 # Tails and lengths of grids decide how tight the bounds are, not whether they hold.
 _MIN_TAIL, _TAIL_SHARE = 1e-16, 3e-4  # mass beyond a grid: at least, and relative to δ
-_RELATIVE_MARGIN = 1e-9
 _LARGE_TAIL_SHARE, _SMALL_MULTIPLIER = 0.2, 0.5  # a second, larger share for multipliers that spread points far
-_NEAR_LENGTHS = 2.0  # length of the grid of R on either side of 0, in lengths of the grid's positive part
+_NEAR_LENGTHS = 2.0  # limits the grid on either side of 0, in units of the largest likely D_1 plus T (`_grid`)
 _SETTLED_FACTOR = 0.9  # a grid is refitted to its own bound as long as the bound falls by this factor
 _END_FACTOR = 0.8  # ratio of two ends of the curve, in the search for the last resolved ε
 _MAX_EPSILON = 60.0  # larger ε count as this one
@@ -138,8 +138,8 @@ class SymmetricPairEpoch:
     def _grid(self, gamma: float, tail: float) -> tuple[int, float]:
         """Return the number of points below 0, and the distance of neighbouring points.
 
-        Every grid gives an upper bound, so that the factors here decide only how tight it is.  For large e^ε, R is
-        far below 0, and only the range of D_1 has to be resolved.
+        Every grid gives an upper bound, so that the factors here decide only how tight it is.  For large e^ε and
+        T > 1, R is far below 0, and only the range of D_1 has to be resolved.
 
         Args:
             gamma: γ = e^ε.
@@ -287,7 +287,8 @@ def symmetric_loss_distribution(epsilons: Floats, bounds: Floats) -> PrivacyLoss
     P(loss = l), which gives the masses below 0.  The mass at 0 is 1 - `bounds`[0] - 2 s_1, and the last bound is
     the mass at infinity.  Negative masses are raised to 0.
 
-    Guarantee: no δ is below `bounds`, nor below their chords, for one release or in a composition.
+    Guarantee: no δ of one release is below `bounds`, nor below their chords over γ.  No δ of a composition is below
+    that of symmetric pairs whose hockey sticks are nowhere above these.
 
     Args:
         epsilons: ε ≥ 0, ascending from 0, (n,).

@@ -22,7 +22,7 @@ A workload has the decay, the clip of every round and the rounds in which record
 On integers a few decaying buffers replace all past increments.  θ and the residues ω are multiples of 2^-31 by
 definition, and φ, which B needs, follows from them.
 
-Sources: McMahan, Xiao, Pillutla 2024 and Dvijotham et al. 2024 for BLT, Choquette-Choo et al. 2023 for λ-CGD.
+Sources: McMahan, Xiao, Pillutla 2024 and Dvijotham et al. 2024 for BLT, Kalinin et al. 2026 (DP-λCGD) for λ-CGD.
 """
 
 import math
@@ -124,13 +124,12 @@ class BufferedToeplitz(Toeplitz):
         """Return the mechanism of the roots in `options`.
 
         Raises:
-            InputError: There are no roots, which a plan never fits, or they do not interlace, or noise cannot be
-                scaled.
+            InputError: There are no roots, they do not interlace or are out of range, or noise cannot be scaled.
         """
         if not options.theta:
             raise InputError(
                 f"mechanism = {cls.name!r}: its roots are fitted before a run starts and sent as numbers, and "
-                "here are none; give theta"
+                'here are none; give theta, and phi with it for "blt"'
             )
         plain = cls(workload.decay, options.theta, cls._option_zeros(options))
         return plain.with_equal_columns(workload) if options.scale else plain
@@ -153,7 +152,8 @@ class BufferedToeplitz(Toeplitz):
         Guarantee: the sensitivity is the same as without this scale.
 
         Raises:
-            InputError: Participation is no single pass, or clips differ, so that the sensitivity may change.
+            InputError: Participation is secret or no single pass, clips differ, or the mechanism does not factor
+                the workload.
         """
         if not (workload.public_order.single_pass and workload.equal_clips):
             raise InputError("scale: noise is scaled in a single pass with the same clip in every round only")
@@ -304,7 +304,7 @@ class BufferedToeplitz(Toeplitz):
         """
         size = len(self.phi) + 1  # the last noise, and u of each φ
         covariance, variances = np.zeros((size, size)), np.empty(rounds)
-        transition, input_weights = np.diag([self.decay, *self.phi]), np.ones(size)
+        transition, input_weights = np.diag([float(self.decay), *self.phi]), np.ones(size)
         weights, factors = np.array(self._inverse_residues), self._column_scale(rounds)
         for t in range(1, rounds + 1):
             transition[0, 1:] = weights / factors[t - 1]
@@ -334,7 +334,9 @@ class BufferedToeplitz(Toeplitz):
 
 @dataclass(frozen=True)
 class LambdaCgd(BufferedToeplitz):
-    """λ-CGD: one buffer with φ = 0, so that round t adds z_t - λ z_{t-1} to the increment.
+    """λ-CGD: one buffer with φ = 0.
+
+    Without `column_scale` round t adds z_t - λ z_(t-1) to its increment, with z_0 = 0.
 
     Guarantee: that of `BufferedToeplitz`.
 
@@ -376,7 +378,7 @@ _ZERO_TOLERANCE = 2.0**-20  # rounded residues give a φ_m near 0, on either sid
 class ScaledFactorization(Factorization):
     """Factorization with a `column_scale`: increments are D_t s_t, and B divides by D_t.
 
-    The clip of an increment is D_t S_t.  The noise of a round is smaller where the column of C is short.
+    The clip of an increment is D_t S_t.
 
     Guarantee: C is charged for the longer increments, as if they were the records'.
     """
@@ -436,7 +438,7 @@ class IntegerBuffered(IntegerStrategy):
         return (NoiseGroup(rounds, 1.0, len(self.theta) + self._exact_roundings(rounds) / 2**self.digits),)
 
     def max_roundings(self, rounds: int) -> int:
-        """Return the most that all buffers' roundings can add to an output, in units of 2^-digits, rounded up."""
+        """Bound the difference of outputs from the buffers' roundings, in units of 2^-digits, rounded up."""
         return math.ceil(self._exact_roundings(rounds))
 
     def _exact_roundings(self, rounds: int) -> Fraction:

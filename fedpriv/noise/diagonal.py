@@ -6,9 +6,9 @@
 | scheduled | diag(d) | diag(1/d) A | Reshef & Levy 2024, any schedule σ_t: ρ = 2S √(Σ_t 1/σ_t²) |
 | leaf | A C^-1 | diag(1/noise) | Kornowski, Liu & Talwar, Algorithm 4 |
 
-A is the matrix of running sums, (A s)_t = s_t + decay (A s)_(t-1).  The noise of round t is (B z)_t for fresh
-vectors z, and a record is charged for the distance by which it moves C s.  s_t is the sum of the increments of
-round t, the contributions of its records, each of norm clip_t at most.  In a fixed order a record takes part every
+A is the matrix of running sums, (A s)_t = s_t + decay (A s)_(t-1), or s_t where the sums begin or restart.  The
+noise of round t is (B z)_t for fresh vectors z, and a record is charged for the distance by which it moves C s.
+s_t is the sum of the increments of round t, the contributions of its records, each of norm clip_t at most.  In a fixed order a record takes part every
 `rounds_per_epoch` rounds, in separated participations in any rounds that are far enough apart, and in a single
 pass once.  d_t and noise_t are sizes of the noise of round t, in multiples of fresh vectors, and S is the clip.
 
@@ -80,9 +80,9 @@ class IndependentGaussian(Mechanism):
     """Fresh noise of equal size in every round.
 
     Guarantee: a record that takes part in round τ moves the sum of each round t ≥ τ of the same period by
-    decay^(t-τ) times its increment.  All increments of the record are added up, and the worst record is charged,
-    exactly, or for separated participations by an upper bound.  For a single pass with clip S, decay 1 and no
-    restarts this is S√T: σ = 2S√T/ρ under replace-one, the paper's σ² = 4S²T/ρ².
+    decay^(t-τ) times its increment.  All increments of the record are added up, and the worst record is charged:
+    exactly, or for separated participations exactly or by an upper bound.  For a single pass with clip S, decay 1
+    and no restarts this is S√T: σ = 2S√T/ρ under replace-one, the paper's σ² = 4S²T/ρ².
 
     Example:
         >>> from fedpriv.participation.orders import FixedOrder
@@ -191,7 +191,8 @@ class IntegerPrefix(IntegerStrategy):
     """C = A on integers: q_t = ⌊c · q_{t-1}⌉ + s_t, restarted every `period` rounds if it is not None.
 
     The decay c is `decay` multiples of 2^-31.  Roundings of neighbours differ by at most 1 a round, and the
-    differences decay like the sums, so that they add up to at most 1 / (1 - c).
+    differences decay like the sums, so that they add up to at most 1 / (1 - c) for c < 1.  Nothing is rounded for
+    c = 1.
     """
 
     decay: int
@@ -213,7 +214,7 @@ class IntegerPrefix(IntegerStrategy):
     def step(self, state: IntState, t: int, sums: Ints) -> tuple[Ints, IntState]:
         """Return q_t and the next state, which holds q_t, or nothing for decay 0.
 
-        In round 1 and after a restart q_t is s_t.
+        In round 1, and in every round in which the sums restart, q_t is s_t.
 
         Args:
             state: State before round t, empty before round 1.
@@ -284,8 +285,8 @@ class ScheduledGaussian(Mechanism):
         """Return the mechanism of the sizes in `options`.
 
         Raises:
-            InputError: There are no sizes, which a plan never fits, or not one for every round, or the largest is
-                more than 1e6 times the smallest.
+            InputError: There are no sizes, or not one for every round, or the largest is more than 1e6 times the
+                smallest.
         """
         if not options.noise_sizes:
             raise InputError(
@@ -429,6 +430,8 @@ class IntegerScheduled(IntegerPrefix):
 class LeafGaussian(Mechanism):
     """Fresh noise on every increment, `first` times as large in the first round of a period.
 
+    Without a period, the run is one.
+
     Guarantee: a record moves the increments of its own rounds only.  For any participation, the square of the
     distance by which a record can move C s is exactly the sum of (clip_t / noise_t)² over these rounds, where
     noise_t is `first` in the first round of a period, and else 1.
@@ -543,7 +546,7 @@ class PhaseEnds(Mechanism):
     `largest_step` is the largest step of any phase.  `smoothness` and `lipschitz` are constants of every loss.
 
     Guarantee: every record belongs to one phase.  A record with gradient at most C in a batch of B moves the
-    iterate after its round by step · C/B under zero-out (twice that under replace-one).  Later rounds of the phase
+    iterate after its round by at most step · C/B under zero-out (twice that under replace-one).  Later rounds of the phase
     do not move the two trajectories apart, so the phase's average iterate moves by at most step · C/B.  In units
     of the step, this is the record's weight times its clip, and noise in these units is charged with it.  The
     bound holds for convex, smooth losses whose gradients the clip never changes (a clipped gradient step is no

@@ -112,8 +112,8 @@ class DifferenceTrees(Mechanism):
     Guarantee: for queries that move by at most `movement` a round (any queries for None), one record moves each
     part of its rounds by no more than the bound of the module's table, whatever was released before.  It moves a
     node by no more than the decayed sum of these bounds over its rounds in the node.  The squares of these moves
-    over `std_*`², summed over every released node that holds the record, are the square of the sensitivity
-    (adaptive composition of Gaussian mechanisms), or less if `least` is larger.
+    over `std_*`², summed over every released node that holds the record, are at most the square of the sensitivity
+    (adaptive composition of Gaussian mechanisms), and equal to it for the worst record unless `least` is larger.
     """
 
     rounds_per_epoch: int
@@ -203,8 +203,9 @@ class DifferenceTrees(Mechanism):
             workload: Workload of the run.
 
         Raises:
-            InputError: The decay or the order is another one, sums restart, γ is not strictly between 0 and 1, or
-                a bound is not above 0, or not finite, for instance because no smoothness of the loss is known.
+            InputError: The decay or the order is another one, sums restart, γ is not strictly between 0 and 1, a
+                bound is not above 0, or `difference` or `residual` is not finite, for instance because no
+                smoothness of the loss is known.
         """
         check_matches(workload, self.decay, None)
         if (
@@ -247,9 +248,9 @@ Trees = TypeVar("Trees", bound=DifferenceTrees)
 def calibrate_trees(trees: Trees, workload: Workload, shares: Literal["best", "equal"]) -> Trees:
     """Set the standard deviation of each group of nodes to √(M_k / λ_k) / (largest clip).
 
-    M_k is the largest squared displacement of a record in group k = early, late, difference, residual.  λ_k is the
-    group's share of the squared sensitivity, and the λ_k sum to 1.  The sensitivity, the root of the sum of
-    (squared displacement) / std_k², is then at most the largest clip.
+    M_k is the largest squared displacement of a record in group k = early, late, difference, residual.  A group
+    with M_k = 0 gets the standard deviation 0.  The shares λ_k of the groups sum to 1.  The sensitivity, the root
+    of the largest sum of (squared displacement) / std_k² of a record, is then at most the largest clip.
 
     Args:
         trees: Trees, whose standard deviations are replaced.
@@ -290,14 +291,14 @@ def size_by_paper(trees: Trees, workload: Workload, sigma_mu: float) -> Trees:
         trees: Trees with a bound of the queries' movement.
         workload: Workload of the run.
         sigma_mu: σμ, the paper's noise multiplier times the GDP parameter μ that it is calibrated to.  The paper's
-            own count, ρ = 2/σ², is σμ = 2.
+            count, corrected to four groups, is ρ = 2/σ², and σμ = 2.
 
     Returns:
         The same trees with these standard deviations, in multiples of that of fresh vectors, and `least` = 2 σμ.
 
     Raises:
         InputError: Differences are clipped, the trees refuse the workload (`check_workload`), α is below 1/N, or
-            N < 6, where the paper's constants are too small.
+            N < 6 (`paper_window_counts`).
     """
     trees.check_workload(workload)
     if trees.movement is None:
@@ -321,7 +322,7 @@ def paper_window_counts(rounds: int, rounds_per_epoch: int) -> tuple[float, floa
         rounds_per_epoch: N.
 
     Raises:
-        InputError: N < 6, where the first count is too small.  At N = 1 both are 0, which is no noise at all.
+        InputError: N < 6.  At N = 2 the first count is too small, and at N = 1 both are 0, which is no noise at all.
     """
     if rounds_per_epoch < 6:
         raise InputError(
@@ -380,8 +381,8 @@ class AlignedDifferences(DifferenceTrees):
         """Compute the noise variance of every release per coordinate, epoch by epoch, (T,).
 
         The release at position p of an epoch has three noises: n, the filtered noise of the nodes of prefix p; c,
-        the noise carried over from earlier epochs, decayed by decay^p; and the noise of the r tree, independent of
-        n and c.  n and c are correlated, because both may contain noise of the same nodes.  The variances are for
+        the noise carried over from earlier epochs, decayed by decay^p; and, if N > 1, the noise of the r tree,
+        independent of n and c.  n and c are correlated, because both may contain noise of the same nodes.  The variances are for
         fresh vectors of variance 1.
         """
         self.check_workload(workload)
@@ -413,7 +414,7 @@ class AlignedDifferences(DifferenceTrees):
             past_in_rows = decay ** (2 * positions) * row_norms[-1] * past_variance
             rows.append(node_variance * row_norms + past_in_rows + 2.0 * covariance * np.array(overlaps))
         total = np.concatenate(rows)[: workload.rounds]
-        return total + self.std_residual**2 * nodes.row_squared_norms(workload.rounds, decay)
+        return total + self.fresh_std**2 * nodes.row_squared_norms(workload.rounds, decay)
 
     def memory_vectors(self, workload: Workload) -> int:
         return max(sum(self._state_sizes(t)) for t in range(1, workload.rounds + 1))
@@ -452,7 +453,7 @@ class AlignedDifferences(DifferenceTrees):
             node_noise = (1.0 - self.mixing) * updated_noise + self.mixing * (self.std_late * vectors[0])
         position = (t - 1) % self.rounds_per_epoch + 1
         length = position & -position
-        # Prefix p is the node that ends at p, of p's lowest set bit in rounds, plus the prefix before the node.
+        # Prefix p is the node that ends at p, of `length` rounds, plus the prefix before the node.
         left_nodes = epoch_stack[: len(epoch_stack) - (length.bit_length() - 1)]
         noise = node_noise.add(left_nodes[-1], alpha=self.decay**length) if left_nodes else node_noise
         next_epoch_stack = (noise,) if position == self.rounds_per_epoch else (*left_nodes, noise)

@@ -157,6 +157,12 @@ def test_column_scale_has_the_same_sensitivity_as_scaled_clips() -> None:
         assert scaled.certified(workload) == plain.certified(longer)
 
 
+def test_scaled_variance_is_the_same_for_whole_numbers_of_either_type() -> None:
+    scale = (1.0, 1.2, 0.7, 2.0)
+    whole, real = BufferedToeplitz(1, (0.5,), (0,), scale), BufferedToeplitz(1.0, (0.5,), (0.0,), scale)
+    assert whole.variance(workload_of(4)).tolist() == real.variance(workload_of(4)).tolist()
+
+
 def test_a_run_that_stops_early_keeps_its_strategy() -> None:
     mechanism = BufferedToeplitz(1.0, (0.9,), (0.4,), (1.0, 1.5, 2.0, 4.0))
     short = mechanism.sensitivity(workload_of(2))

@@ -76,7 +76,7 @@ BUILT: list[tuple[Callable[[], object], str]] = [
     (lambda: make("auto"), "fitted before a run starts"),
     (lambda: make("scheduled"), "fitted before a run starts"),
     (lambda: make("lambda-cgd"), "fitted before a run starts"),
-    (lambda: make("blt"), "fitted before a run starts"),
+    (lambda: make("blt"), "fitted before a run starts.*give theta, and phi"),
     (lambda: make("tree", theta=[0.5]), 'theta is for mechanism = "blt"'),
     (lambda: make("banded", scale=True), 'scale is for mechanism = "blt"'),
     (lambda: make("tree", noise_sizes=SIZES), 'noise_sizes is for mechanism = "scheduled"'),
