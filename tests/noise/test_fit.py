@@ -305,3 +305,16 @@ def test_no_mechanism_falls_below_the_lower_bounds_on_noise(data: st.DataObject,
 def test_noise_objective_counts_one_for_every_term_where_a_mechanism_is_optimal() -> None:
     """One round: every mechanism is optimal in the output and in the only point."""
     assert objective("accelerated", 1).evaluate(IndependentGaussian()) == pytest.approx(2.0)
+
+
+@pytest.mark.parametrize("decay", [0.0, 1.0])
+def test_a_fit_that_correlates_nothing_still_has_different_roots(decay: float) -> None:
+    # Increments with alternating weights are best left alone, C = I, which equal roots alone are.
+    signs = np.array([1.0, -1.0, 1.0])
+    wanted = make_noise_cost(
+        NoiseResponse((signs - decay * np.append(signs[1:], 0.0))[None]), workload_of(3, decay)
+    )
+    loss = ScaledLoss(wanted)
+    found = fit_roots(loss, 1, True, fit_lambda(wanted).theta)
+    assert found.loss == pytest.approx(loss.evaluate(np.array([0.5, 0.5]))[0], abs=1e-9)
+    BufferedToeplitz(decay, found.theta, found.phi).with_equal_columns(wanted.workload).integer(wanted.workload)

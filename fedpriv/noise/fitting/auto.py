@@ -92,6 +92,9 @@ def max_displacements(workload: Workload) -> Floats:
 
     Args:
         workload: Clips, decay and participation, for sums that never restart.
+
+    Raises:
+        InputError: The participation is secret, or has fresh permutations.
     """
     order, rounds = workload.public_order, workload.rounds
     spacing, last_round_distance = rounds, rounds
@@ -152,7 +155,8 @@ def fit_named(
         scalable: Whether "auto" may scale noise.
 
     Raises:
-        InputError: No mechanism of that name fits into the state, or its noise cannot be scaled.
+        InputError: No mechanism of that name fits into the state, its noise cannot be scaled, or the participation
+            is secret or has fresh permutations.
     """
     if name == AUTO:
         return fit_auto(cost, options.max_vectors, scalable=scalable)
@@ -163,10 +167,9 @@ def fit_named(
 
 
 def fit_auto(cost: NoiseCost, max_vectors: int = 4, *, scalable: bool = True) -> MechanismCandidate:
-    """Return the candidate with the least state among those within 1 % of the best √J.
+    """Fit candidates, and return one of little state whose √J is nearly the best (`choose_candidate`).
 
-    Noise is scaled only if that is allowed and saves more than 1 % (`choose_candidate`).  With one or two rounds
-    noise is independent.
+    With one or two rounds noise is independent.
 
     Args:
         cost: Cost of noise for the run.
@@ -174,7 +177,7 @@ def fit_auto(cost: NoiseCost, max_vectors: int = 4, *, scalable: bool = True) ->
         scalable: Whether noise may be scaled.
 
     Raises:
-        InputError: `max_vectors` is negative.
+        InputError: `max_vectors` is negative, or the participation is secret or has fresh permutations.
     """
     if max_vectors < 0:
         raise InputError(f"max_vectors = {max_vectors}: a state has 0 or more vectors")
@@ -191,7 +194,7 @@ def choose_candidate(candidates: Sequence[MechanismCandidate]) -> MechanismCandi
     """Choose the candidate that "auto" uses.
 
     One is chosen with scaled noise, and one without: the least state among those within 1 % of the best √J of
-    their kind, and of these the least √J.  The scaled one is used if its √J is more than 1 % smaller.
+    their kind, and of these the least √J.  The scaled one is used if the other's √J is more than 1 % larger.
 
     Args:
         candidates: Candidates, at least one of them without scaled noise.
@@ -217,7 +220,8 @@ def fit_kind(
         scaled: Whether noise is scaled.
 
     Raises:
-        InputError: No candidate has so few vectors, or noise cannot be scaled.
+        InputError: No candidate has so few vectors, noise cannot be scaled, or the participation is secret or has
+            fresh permutations.
     """
     candidates = _scaled_candidates(cost, max_vectors) if scaled else _plain_candidates(cost, max_vectors)
     candidates_in_limit = [
@@ -264,13 +268,13 @@ def undominated_candidates(cost: NoiseCost, max_vectors: int) -> Iterator[Mechan
 def all_candidates(cost: NoiseCost, max_vectors: int) -> Iterator[MechanismCandidate]:
     """Yield candidates of several kinds and sizes.
 
-    The kinds are independent and scheduled noise, a tree if it fits, banded square roots if records take part in
-    several rounds, λ-CGD, and buffers without and with scaled noise.  Runs of one or two rounds get independent
-    noise.
+    The kinds are independent and scheduled noise, and as far as the state allows a tree, banded square roots if
+    records take part in several rounds, λ-CGD, and buffers.  In one pass with equal clips there are also buffers
+    with scaled noise.  Runs of one or two rounds get independent noise alone.
 
     Args:
         cost: Cost of noise for the run.
-        max_vectors: Most vectors in the state.
+        max_vectors: Most vectors in the state, 0 or more.
     """
     yield _make_candidate(IndependentGaussian(), cost)
     decay, rounds = cost.workload.decay, cost.workload.rounds
@@ -294,11 +298,11 @@ def _make_candidate(mechanism: Mechanism, cost: NoiseCost) -> MechanismCandidate
 
 
 def _plain_candidates(cost: NoiseCost, max_vectors: int) -> Iterator[MechanismCandidate]:
-    """Yield λ-CGD, and buffered noise of more roots as far as the state allows, without scaled noise.
+    """Yield λ-CGD, and other buffered noise as far as the state allows, without scaled noise.
 
-    Roots are the poles θ_i and zeros φ_i of `BufferedToeplitz`.  Buffers are fitted with two pairs (θ_i, φ_i),
-    with φ_2 = 0 or φ_2 fitted (`last_free`), or with three pairs and φ_3 fitted.  A state of no vector allows none
-    of these.
+    Roots are the poles θ_i and zeros φ_i of `BufferedToeplitz`.  Buffers are fitted with at most two pairs (θ_i,
+    φ_i), with φ_2 = 0 or φ_2 fitted (`last_free`), or with at most three pairs and φ_3 fitted.  A state of no
+    vector allows none of these.
 
     Args:
         cost: Cost of noise for the run.
@@ -401,6 +405,10 @@ def compare_mechanism(mechanism: Mechanism, response: NoiseResponse, workload: W
         mechanism: Mechanism of the line.
         response: Weights of the released rows (sums with noise of rounds 1 … T) in the published points.
         workload: Running sums.
+
+    Raises:
+        InputError: The mechanism does not factor the workload, or has no certificate for its participation.
+        ValueError: The noise in the points is not known, since rounds take stacked fresh vectors.
     """
     sensitivity = mechanism.certified(workload)
     rows = response.queries if response.output is None else np.vstack([response.queries, response.output])
@@ -417,13 +425,13 @@ def compare_mechanism(mechanism: Mechanism, response: NoiseResponse, workload: W
 
 
 def least_published_noise(response: NoiseResponse, workload: Workload) -> PublishedNoise:
-    """Compute a lower bound of the published noise of every mechanism with these clips.
+    """Compute a lower bound of the published noise of every mechanism, for noise of μ = 1 under zero-out.
 
     In general no single mechanism attains the bound of all queries together.
 
     Args:
         response: Weights of the released rows in the published points.
-        workload: Running sums.
+        workload: Running sums that never restart, with a fixed order or separated participations.
 
     Raises:
         InputError: The run is phased.

@@ -20,7 +20,7 @@ directions.  Noise for μ = 1 in that number alone needs at least this standard 
 Variances follow from linear maps of streams.  An optimizer maps released rows to queries, and a mechanism maps
 fresh vectors to noise.  Both are affine and computed one round after the other (`LinearStream`).  A row of the
 map, the weight of each round's input in one number, is the gradient of that number: `apply_adjoint` computes all
-rows in one backward pass, with a replicate for each row.  Mechanisms with a noise series need no backward pass,
+rows in one pass backwards, with a replicate for each row.  Mechanisms with a noise series need no backward pass,
 since their noise is a convolution (`output_variances`).  Fits filter signals along the last axis by rational
 functions, in sections of first order, so that no small gap of two roots is a divisor (`filter_rational`).
 """
@@ -69,14 +69,14 @@ class LinearStream(Protocol):
 class NoiseStream:
     """Noise of a mechanism as a stream from fresh vectors to rows of B z.
 
-    The mechanism must take one fresh vector a round.
+    The mechanism must take one fresh vector a round, without an axis for the number (`Mechanism.draws`).
     """
 
     def __init__(self, mechanism: Mechanism) -> None:
         """Make the stream.
 
         Raises:
-            ValueError: The mechanism takes several fresh vectors a round.
+            ValueError: The mechanism takes stacked fresh vectors in round 1.
         """
         if mechanism.draws(1) is not None:
             raise ValueError(f"{type(mechanism).__name__} takes several fresh vectors a round")
@@ -171,31 +171,31 @@ class NoiseResponse:
 
 
 def max_queries(rounds: int) -> int:
-    """Number of queries at which a fit looks: 64, or 16 beyond 6,000 rounds."""
+    """Most queries at which a fit looks: 64, or 16 beyond 6,000 rounds."""
     return 64 if rounds <= _MANY_ROUNDS else 16
 
 
 def rows_response(rounds: int, queries: int | None = None) -> NoiseResponse:
-    """Return the response of the released rows themselves, for theorems about their mean noise.
+    """Return the response of some released rows themselves, for theorems about the mean noise of all rows.
 
     Normalized SGD has such a theorem.
 
     Args:
         rounds: T.
-        queries: Most rows, or None for `max_queries(rounds)`.
+        queries: Most of these rows, evenly spaced, or None for `max_queries(rounds)`.
     """
     points = spaced_indices(rounds, max_queries(rounds) if queries is None else queries)
     return NoiseResponse(np.equal.outer(points, np.arange(rounds)).astype(np.float64))
 
 
 def spaced_indices(rounds: int, count: int) -> NDArray[np.int64]:
-    """Return at most `count` evenly spaced indices of 0 … rounds - 1, with the first and the last.
+    """Return `count` evenly spaced indices of 0 … rounds - 1, rounded, with the first and the last.
 
-    If there is one index, it is 0.
+    If `count` is above `rounds`, all indices are returned.  If there is one index, it is 0.
 
     Args:
         rounds: Number of rounds, 1 or more.
-        count: Most indices, 1 or more.
+        count: Number of indices, 1 or more.
 
     Example:
         >>> spaced_indices(10, 4).tolist()
@@ -215,7 +215,7 @@ def output_variances(mechanism: Mechanism, rows: Floats, workload: Workload) -> 
         workload: Running sums.
 
     Raises:
-        ValueError: The mechanism has to be run as a stream, and takes several fresh vectors a round.
+        ValueError: The mechanism has to be run as a stream, and takes stacked fresh vectors in round 1.
     """
     if np.all(np.count_nonzero(rows, axis=1) == 1):  # every row weighs one release, whose variance is known
         return np.asarray(np.sum(rows**2 * mechanism.variance(workload), axis=1), np.float64)
@@ -278,7 +278,7 @@ def increment_weights(rows: Floats, decay: float) -> Floats:
 
     Args:
         rows: Weights of the released rows, (n, T).
-        decay: Decay of the running sums.
+        decay: Decay of the running sums, which never restart.
     """
     return filter_rational(rows[:, ::-1], zeros=(), poles=(decay,))[:, ::-1]
 
@@ -333,8 +333,8 @@ def make_noise_cost(response: NoiseResponse, workload: Workload) -> NoiseCost:
     divided by √(number of queries · mean of their squared lower bounds), the output by its own bound.
 
     Args:
-        response: Weights of the released rows in the published points.
-        workload: Running sums.
+        response: Weights of the released rows in the published points, not all 0 in the queries or in the output.
+        workload: Running sums, with a fixed order or separated participations.
 
     Raises:
         InputError: The response is for another number of rounds, or the lower bounds are not known, since the sums

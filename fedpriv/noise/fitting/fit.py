@@ -1,16 +1,18 @@
 """Fit of the roots of a buffered Toeplitz mechanism to the points that a run publishes.
 
 C = Π (1 - φ_i x) / Π (1 - θ_i x) is the strategy matrix as a power series in the delay x by one round, with m
-pairs of roots (θ_i, φ_i).  A is the matrix of running sums with decay, and B = A C^-1.  The minimized function is
+pairs of roots (θ_i, φ_i).  A is the matrix of running sums with decay, and B = A C^-1.  The minimized function,
+here for noise that is not scaled (`ScaledLoss` has the other one), is
 
     log J = log ‖C u‖² + log ‖R B‖²    R the rows of a `NoiseCost`, u clips of the worst record (`worst_record`)
 
-It has an exact gradient: with c and b the first columns of C and B, ∂c/∂θ = x/(1 - θx) c and ∂b/∂θ = -x/(1 - θx)
-b, and for φ the signs change.  Both norms are those of filtered signals, so every derivative is one more filter.
+Its gradient for a fixed u is exact: with c and b the first columns of C and B, ∂c/∂θ = x/(1 - θx) c and ∂b/∂θ =
+-x/(1 - θx) b, and for φ the signs change.  Both norms are those of filtered signals, so every derivative is one
+more filter.
 
 The roots are functions of unbounded numbers v: with s = sigmoid(v) and ρ_j = Π_{l≤j} (1 - s_l) the roots θ = decay
-(ρ_1, ρ_3, …) and φ = decay (ρ_2, ρ_4, …) interlace for every v (decay = 0 is fitted as 1).  The fit is
-deterministic.
+(ρ_1, ρ_3, …) and φ = decay (ρ_2, ρ_4, …) interlace for every v, but for rounding (decay = 0 is fitted as 1).  The
+fit is deterministic.
 """
 
 import math
@@ -30,8 +32,9 @@ def worst_record(coefficients: Floats, workload: Workload) -> Floats:
     """Return the record u whose ‖C u‖ fits take for the sensitivity, (T,).
 
     u has the record's clips in its rounds, and 0 elsewhere.  ‖C u‖ is the largest distance by which a record moves
-    C s, for the sums s of records' clipped contributions.  In separated participations each of u's clips is the
-    largest of all rounds, so that with unequal clips ‖C u‖ is an upper bound.
+    C s, for the sums s of records' clipped contributions.  There is one exception: in separated participations of
+    several rounds each of u's clips is the largest of all rounds, so that with unequal clips ‖C u‖ is an upper
+    bound.
 
     Args:
         coefficients: First column of C, (T,), ≥ 0 and never increasing.
@@ -67,7 +70,7 @@ class RootLoss:
 
     @property
     def value_count(self) -> int:
-        """Number of values of R, rows times rounds, which each filter of an evaluation goes through."""
+        """Number of values of R, rows times rounds, on which the time of an evaluation depends."""
         return self.cost.weights.size
 
     @cached_property
@@ -175,7 +178,7 @@ _LOSS_TOLERANCE = 1e-9
 """Increase of log J that is accepted for fewer or simpler roots."""
 
 _ROUGH_TOLERANCE, _FINE_TOLERANCE = 1e-7, 1e-15
-"""Relative changes of log J at which a descent ends: from every start, and then from the best result."""
+"""Changes of log J, relative to it or to 1, at which descents end: from every start, and from the best result."""
 _MAX_POLISHED = 500_000
 """Most values of R, rows times rounds, for which a second descent is run, to save time."""
 
@@ -236,7 +239,8 @@ def fit_roots(loss: RootLoss, count: int, last_free: bool, around: series.Roots)
     """Fit pairs of roots by minimizing log J with L-BFGS-B over the numbers v of the module.
 
     There are two starts, and the better result is refined by a second descent unless R is large.  In the end pairs
-    that nearly cancel are left out, so that the fit may have fewer (`_simplify_roots`).
+    that nearly cancel are left out, so that the fit may have fewer, and roots are set to simpler values
+    (`_simplify_roots`).
 
     Args:
         loss: log J as a function of the roots.
@@ -304,7 +308,7 @@ def _unbounded_roots(ratios: Floats) -> Floats:
 def _simplify_roots(roots: list[float], loss: RootLoss) -> tuple[list[float], float]:
     """Remove pairs of roots that nearly cancel, and set φ_m = 0 or θ_1 to the largest allowed root.
 
-    A change is made if it raises log J by at most 1e-9, since fewer or simpler roots take less state.
+    A change is made if it raises log J by at most 1e-9, since fewer or simpler roots never take more state.
 
     Args:
         roots: θ_1, φ_1, θ_2, φ_2, …, falling.
@@ -328,12 +332,14 @@ def _simplify_roots(roots: list[float], loss: RootLoss) -> tuple[list[float], fl
 def _simpler_roots(roots: list[float], max_root: float) -> Iterator[list[float]]:
     """Yield simpler variants of the roots θ_1, φ_1, θ_2, …, one change at a time.
 
-    A variant lacks two neighbours, or has φ_m = 0, or θ_1 = `max_root`, the largest allowed root.
+    A variant lacks two neighbours, unless these are all roots, or has φ_m = 0, or θ_1 = `max_root`, the largest
+    allowed root.  The variant of θ_1 = φ_1, which is no mechanism, has a small θ_1 and φ_1 = 0.
     """
     for index in range(len(roots) - 1 if len(roots) > 2 else 0):
         yield roots[:index] + roots[index + 2 :]
     if roots[-1]:
-        yield [*roots[:-1], 0.0]
+        # The small θ_1 is the least that is not rounded to 0 on integers.
+        yield [*roots[:-1], 0.0] if roots[0] > roots[1] else [2.5e-10, 0.0]
     if roots[0] != max_root:
         yield [max_root, *roots[1:]]
 

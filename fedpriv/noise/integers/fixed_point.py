@@ -1,7 +1,9 @@
-"""Fixed-point arithmetic on 64-bit integers, with the same results on every machine.
+"""Arithmetic of 64-bit integers, and the inner loops of discrete Gaussian noise.
 
 Three groups of functions: multiplication by a coefficient that is a multiple of 2^-31, with one rounding; packing
-and adding masked messages; and loops that numba compiles if it is installed (`pip install 'fedpriv[fast]'`).
+and adding masked messages; and loops that numba compiles if it is installed (`pip install 'fedpriv[fast]'`).  All
+but the last group have the same results on every machine.  `attempt_values` also computes in floating point, and
+leaves attempts that this cannot decide to its caller.
 """
 
 import math
@@ -21,7 +23,7 @@ FRACTION_BITS = 31
 COEFFICIENT_ONE = 1 << FRACTION_BITS
 """Coefficient 1, in multiples of 2^-31."""
 MAX_SCALED = 1 << 61
-"""Bound of the absolute value of every integer that is scaled."""
+"""Number below which the absolute value of every scaled integer of a planned run lies."""
 
 _LOW_MASK = np.int64(COEFFICIENT_ONE - 1)
 
@@ -44,7 +46,11 @@ def to_coefficient(value: float) -> int:
 
 
 def round_coefficient(value: float) -> float:
-    """Round a value in [0, 1] to a multiple of 2^-31, which is exact in floating point."""
+    """Round a value in [0, 1] to the nearest multiple of 2^-31, which is exact in floating point.
+
+    Raises:
+        InputError: The value is not in [0, 1].
+    """
     return to_coefficient(value) / COEFFICIENT_ONE
 
 
@@ -126,7 +132,7 @@ def pack_masked(noisy: Ints, mask: UnsignedInts, word: int) -> bytes:
     """Add a mask to a silo's integers and pack the sums into words, little-endian.
 
     Args:
-        noisy: The silo's y, of any shape.
+        noisy: The silo's noisy integers y, of any shape.
         mask: Mask of the same shape.
         word: Bits of a word, a multiple of 8 from 8 to 64.
     """
@@ -169,7 +175,7 @@ FunctionT = TypeVar("FunctionT", bound=Callable[..., object])
 
 @cache
 def compile_function(function: FunctionT) -> FunctionT | None:
-    """Compile a function with numba, or return None if numba is not installed.
+    """Return a function that numba compiles at its first call, or None if numba cannot be imported.
 
     The compiled code is cached on disk where a folder for it is writable.
     """
@@ -229,7 +235,7 @@ def attempt_values(
         low_bits: k, bits of the lower part j of a magnitude.
         quotient: 1 / 2σ².
         band: Distance of the uniform from exp(-x) below which floating point cannot decide.
-        out: Values.  Each place gets its proposal, accepted or not.
+        out: Values.  Each place gets a proposal, accepted or not.
         retries: Buffer of n places or more, which gets refused places, and ~place for undecided ones: within
             `band`, or with word 0 equal to the threshold's upper bits.
 

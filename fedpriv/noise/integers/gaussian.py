@@ -73,7 +73,9 @@ class AliasTable:
         return 1 << self.low_bits
 
     def accepts(self, column: int, low_part: int, uniform: int) -> bool:
-        """Whether `uniform` < 2^128 exp(-low_part (2 column step + low_part) / 2σ²), decided in integers.
+        """Whether `uniform` < 2^128 exp(-low_part (2 column step + low_part) / 2σ²), with the right side rounded.
+
+        Both sides are integers, the right one by `exp_fixed`.
 
         Args:
             column: Column m of the table.
@@ -116,7 +118,7 @@ def exp_fixed(exponent: Fraction, bits: int) -> int:
 
     Args:
         exponent: Exponent ≥ 0.
-        bits: Bits behind the binary point.
+        bits: Bits behind the binary point, at most 1,000.
 
     Example:
         >>> exp_fixed(Fraction(1), 32) / 2**32
@@ -226,7 +228,7 @@ class _ChunkWorkspace(threading.local):
             low_bits: k, bits of the lower part j of a magnitude.
             quotient: 1 / 2σ².
             band: Distance of the uniform from exp(-x) below which floating point cannot decide.
-            out: Values.  Each place gets its proposal, accepted or not.
+            out: Values.  Each place gets a proposal, accepted or not.
             retries: Buffer of n places or more, which gets refused places, and ~place for undecided ones: within
                 `band`, or with word 0 equal to the threshold's upper bits.
 
@@ -286,9 +288,9 @@ class KeyedDiscreteGaussian:
     A node is the number of a vector of the round, and d its length.
 
     Guarantee: under one key distinct (party, round, node, value) read disjoint AES blocks, so that without the key
-    all values are independent (AES-256 is assumed to be a pseudorandom permutation).  The number of values and the
-    set of nodes that are drawn together change none of the values, nor does it matter whether loops are compiled.
-    One object serves one thread at a time.
+    all values are independent, but for the distance of distinct from random blocks (AES-256 is assumed to be a
+    pseudorandom permutation).  The number of values and the set of nodes that are drawn together change none of
+    the values, nor does it matter whether loops are compiled.  One object serves one thread at a time.
     """
 
     def __init__(self, key: bytes, party: int, t: int, band: float = BAND) -> None:
@@ -314,8 +316,8 @@ class KeyedDiscreteGaussian:
     def vector(self, size: int, sigma: float, node: int = 0) -> Ints:
         """Draw a vector of independent values of D(σ), (size,), int64.
 
-        Each place gets attempts until one is accepted.  Attempts that floating point leaves undecided are decided
-        in integers.  Another call with the same arguments draws the same vector.
+        Each place gets attempts until one is accepted, at most 255.  Attempts that floating point leaves undecided
+        are decided in integers.  Another call with the same arguments draws the same vector.
 
         Args:
             size: Number of values, at most 2^39.
@@ -437,7 +439,7 @@ def _first_block(node: int, attempt: int) -> int:
 
 
 def warm_up() -> None:
-    """Draw one vector, so that all code that draws is loaded, and compiled where numba is installed."""
+    """Draw one vector, so that all code that draws is loaded, and the loops are compiled if numba is installed."""
     KeyedDiscreteGaussian(bytes(KEY_BYTES), 0, 0).vector(_MIN_COMPILED_VALUES, 2.0**20)
 
 
@@ -477,7 +479,7 @@ def round_noise(key: bytes, party: int, t: int, chain: bytes, sums: Ints) -> Key
 
     Guarantee: two rounds, of whatever rolled-back states of a ledger with this key, share noise only if party,
     round, all queries up to then and the sums are the same; then the whole release is the same (HMAC-SHA-256 is
-    assumed to be a pseudorandom function).
+    assumed to be a pseudorandom function, and SHA-256 to be free of collisions).
 
     Args:
         key: Key of the silo or the server.
@@ -488,7 +490,8 @@ def round_noise(key: bytes, party: int, t: int, chain: bytes, sums: Ints) -> Key
             the sums s of increments.
 
     Raises:
-        ValueError: The chain has another length than `QUERY_CHAIN_BYTES`.
+        ValueError: The chain has another length than `QUERY_CHAIN_BYTES`, or `party` or `t` is 2^32 or more.
+        OverflowError: `party` or `t` is negative.
     """
     _check_chain(chain)
     sums_digest = hashlib.sha256(",".join(map(str, sums.shape)).encode() + b"|")
