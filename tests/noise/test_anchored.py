@@ -33,7 +33,8 @@ def test_the_worst_record_is_charged_exactly(rounds: int, period: int, anchor: f
 
 @pytest.mark.parametrize(("rounds", "period"), list(itertools.product([1, 2, 3, 4, 9], [1, 2, 3, 5])))
 def test_memory_vectors_are_the_largest_state_also_in_a_single_round(rounds: int, period: int) -> None:
-    mechanism, state, lengths = AnchoredSquareRoot(period), (), []
+    mechanism = AnchoredSquareRoot(period)
+    state, lengths = mechanism.start(), []
     for t in range(1, rounds + 1):
         _, state = mechanism.noise(state, t, torch.zeros(2))
         lengths.append(len(state))
