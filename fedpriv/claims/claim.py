@@ -3,6 +3,7 @@
 A number without its neighbouring relation and its unit says nothing.  A `PrivacyClaim` holds all three.
 
 * A stream is the sequence of releases of one party, such as a silo or the server, over the rounds of one step.
+  Silos with equal weights and noise may share one.
 * A step is the rounds of a run, or its first step: a release before the rounds, about the same records, by whose
   result columns of numbers are scaled.
 * A unit is what neighbouring data sets differ in, such as a record or a person.  The relation says how they differ
@@ -75,12 +76,15 @@ class PrivacyClaim(Generic[Promise]):
     attained: bool = False
     """Whether μ is known to be exact in real arithmetic, not only an upper bound."""
     mu_by_counting: float | None = None
-    """Smaller upper bound on μ by exact counting, or None if the paper's constants charge no more."""
+    """Smaller upper bound on μ by exact counting, or None if none is known."""
 
     def figures(self, delta: float) -> dict[str, Any]:
         """Return all figures at δ by their names in results.json, with None for figures that do not exist.
 
         Bounds for several records are None for other units than records.
+
+        Raises:
+            InputError: δ is out of the range of the guarantee.
         """
         return {
             "guarantee": self.guarantee.kind,
@@ -106,11 +110,14 @@ def describe_cells(cells: Sequence[Mapping[str, Any]]) -> str:
     """Describe the claim of cells of results.json whose claims differ in their figures only.
 
     The text has the unit, the relation, the trust setting, the privacy figures (such as ε) or their ranges over
-    the cells, the source of the noise, the assumptions of exact releases, and the ε of each silo if they differ.
-    Or it says that the run adds no noise.
+    the cells, the source of the noise, the assumptions of exact releases, and the silos' own ε if these differ
+    (`describe_silo_budgets`).  Or it says that the run adds no noise.
 
     Args:
         cells: One or more cells, as in results.json.
+
+    Raises:
+        InputError: If releases cannot be accounted for.
     """
     first = cells[0]
     server = find_trust(first["trust"]).title
@@ -125,7 +132,7 @@ def describe_cells(cells: Sequence[Mapping[str, Any]]) -> str:
 
 
 _EPSILON_TOLERANCE, _MAX_NAMED_SILOS = 1e-6, 12
-"""Relative difference up to which two ε count as equal, and the most groups of silos that are listed."""
+"""Relative difference up to which two ε count as equal, and the most streams of silos that are listed."""
 
 
 def describe_silo_budgets(streams: Sequence["ReleaseStream"], delta: float) -> str:
@@ -140,6 +147,9 @@ def describe_silo_budgets(streams: Sequence["ReleaseStream"], delta: float) -> s
     Args:
         streams: All streams of the run.
         delta: δ of each ε.
+
+    Raises:
+        InputError: If a silo's streams cannot be accounted for or composed.
     """
     from fedpriv.claims.ledger import ROUNDS
 
@@ -171,7 +181,7 @@ def describe_silo_budgets(streams: Sequence["ReleaseStream"], delta: float) -> s
 def _compose_silo_steps(
     rounds: "ReleaseStream", streams: Sequence["ReleaseStream"]
 ) -> PrivacyClaim[Guarantee] | None:
-    """Compose silos' rounds with the first steps about their records, or return None without noise.
+    """Compose silos' rounds with the first steps about their records, or return None if one has no noise.
 
     Args:
         rounds: Stream of the rounds of one silo, or of several alike.
@@ -187,7 +197,7 @@ def _compose_silo_steps(
 
 
 def describe_silo_budgets_of_cells(cells: Sequence[Mapping[str, Any]]) -> str:
-    """Describe the ε of each silo's messages in the cell of results.json that protects least."""
+    """Describe the silos' own ε in the cell of results.json of largest ε (`describe_silo_budgets`)."""
     from fedpriv.claims.ledger import stream_from_data
 
     worst_cell = max(cells, key=lambda cell: cell["epsilon"] or 0.0)
@@ -374,7 +384,7 @@ def _compute_step_claim(streams: Sequence["ReleaseStream"]) -> PrivacyClaim[Guar
 def _compose_silos(
     streams: Sequence["ReleaseStream"], guarantees: Sequence[Guarantee], max_silos: int
 ) -> Guarantee:
-    """Return the guarantee of a unit in up to `max_silos` silos: the composition of that many largest μ.
+    """Return the guarantee of a unit in up to `max_silos` silos: the composition of their largest μ.
 
     Raises:
         InputError: If a guarantee has no μ.
@@ -389,6 +399,10 @@ def compute_claim_from_data(releases: Sequence[Mapping[str, Any]]) -> PrivacyCla
     """Compute the claim of releases in the form of results.json, or None as `compute_claim` does.
 
     Results are cached by the text of the releases.
+
+    Raises:
+        InputError: If a release has a value that no run has, or as in `compute_claim`.
+        KeyError, TypeError or ValueError: If a release has another form.
     """
     return _compute_claim_from_text(json.dumps(releases))
 
@@ -419,7 +433,7 @@ def group_epsilons(guarantee: Guarantee, delta: float) -> Mapping[int, float]:
     """Compute ε at δ for k units together, by k in `GROUP_SIZES`.
 
     Guarantee: the value holds wherever the k units take part.  In a public order it is that of k·μ, which is exact
-    if μ is, since all k units can meet in the same rounds.  For secret rounds it is the smallest of up to three
+    if μ is, and if all k units can meet in the same rounds.  For secret rounds it is the smallest of up to three
     bounds: the chain through k neighbours, k·μ of rounds that are public, and the distribution of the number of
     the k units that take part.  The first two bounds always exist.
     """
@@ -481,7 +495,16 @@ def evaluation_mu(streams: Sequence["ReleaseStream"]) -> float | None:
 def evaluation_to_data(
     streams: Sequence["ReleaseStream"], trust: str, mu_of_training: float | None
 ) -> dict[str, Any] | None:
-    """Return the entry of results.json on federated evaluation, or None without evaluations by silos."""
+    """Return the entry of results.json on federated evaluation, or None without evaluations by silos.
+
+    Args:
+        streams: Streams about test records.
+        trust: Trust setting of the training.
+        mu_of_training: μ of the training, or None without one.
+
+    Raises:
+        InputError: If `evaluation_mu` refuses the streams.
+    """
     from fedpriv.claims.ledger import stream_to_data
 
     if not streams:
@@ -559,9 +582,9 @@ def add_external_first_step(
     A run may scale columns of numbers by the result of a first step that was taken elsewhere.  Such a step is
     added as one Gaussian release by a party named "elsewhere".  A run without noise gets no step.
 
-    Guarantee: a run that uses the result of a first step is charged for one.  The charge is the step that the run
-    took if its streams include one, and otherwise a Gaussian release elsewhere of the whole μ that was set aside
-    for the step.
+    Guarantee: a run with noise that uses the result of a first step is charged for one.  The charge is the step
+    that the run took if its streams include one, and otherwise a Gaussian release elsewhere of the whole μ, up to
+    rounding, that was set aside for the step.
 
     Args:
         streams: Streams that the run released.

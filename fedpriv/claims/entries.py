@@ -3,18 +3,20 @@
 An event is plain data here, {"class": NAME, FIELD: VALUE, …} with the names and fields of dp-accounting's classes.
 docs/python.md makes the objects.
 
-* A cell is one run of a scenario.  Its record is its entry in results.json: the scenario, the figures of privacy
-  that were written, and the releases.  `record` means this record, not one of a silo's data.
+* A cell is one run of a scenario.  Its record is its entry in results.json, or its line of cells.jsonl: the
+  scenario, the figures of privacy that were written, and the releases.  `record` means this record, not one of a
+  silo's data.
 * A stream is the releases of one party over the rounds of a step, with the noise, the clips and the weight of one
-  data record.  A step is the rounds, or a first step: a release before them by whose result columns are scaled.
+  data record.  Silos with equal weights and noise may share one.  A step is the rounds, or a first step: a release
+  before them by whose result columns are scaled.
 * An increment is one data record's contribution to a round, and its clip the bound on its norm.
 * `apart`, the increment diameter, is the largest distance of two increments, in clips: 2, or less for some losses.
 * The participation says which data records take part in which rounds: in a public order, or in secret.
 
 In real arithmetic, a stream in a public order is a Gaussian mechanism.  With A s the running sums of the
-increments s, and A = B C (`noise.mechanism`), A s + B z is post-processing of C s + z, and one data record moves
-C s by at most the sensitivity.  The noise multiplier of a Gaussian event is the noise over this distance, which
-contains the factor of the neighbouring relation.
+increments s, and A = B C (`noise.mechanism`), A s + B z is post-processing of C s + z.  One data record moves C s
+by at most a distance: the sensitivity, times the record's weight and the factor of the neighbouring relation.  The
+noise multiplier of a Gaussian event is the noise's standard deviation over this distance.
 """
 
 import itertools
@@ -70,11 +72,17 @@ class LedgerEntry:
     delta: float
     streams: tuple[ReleaseStream, ...]
     record: Mapping[str, Any] = field(default_factory=dict)
-    """Whole record of the cell, as results.json has it."""
+    """Whole record of the cell, as results.json has it, or empty if it is not known."""
 
     @cached_property
     def claim(self) -> PrivacyClaim[Guarantee] | None:
-        """Claim recomputed from the streams, or None without noise."""
+        """Claim recomputed from the releases, or None without noise.
+
+        The releases are those of `record`, or `streams` if it has none.
+
+        Raises:
+            InputError: The releases cannot be accounted for.
+        """
         return (
             compute_claim_from_data(self.record["releases"])
             if "releases" in self.record
@@ -89,8 +97,11 @@ class LedgerEntry:
     def recomputed_record(self) -> dict[str, Any]:
         """Record of the cell, with its figures of privacy computed anew from the releases.
 
-        Guarantee: the figures of `claim_figures`, `rho` and the figures of evaluations are computed from the
-        releases, whatever was written beside these.
+        Guarantee: the figures of `claim_figures`, a `rho` that is not None, and the figures of evaluations are
+        computed from the releases, whatever was written beside these.
+
+        Raises:
+            InputError: Releases cannot be accounted for.
         """
         record = {**self.record, **self._figures}
         # "rho" has μ once more, for an algorithm whose paper calls it ρ.
@@ -121,13 +132,13 @@ class LedgerEntry:
     def disagreement(self) -> str | None:
         """First figure that streams or scenario contradict, as text, or None without a contradiction.
 
-        A record without a field that is compared is described, too.
+        A record that lacks a field that is compared, or has one of another form, is described, too.
 
         Guarantee: in a record without a disagreement, trust, silos, relation, unit and δ are those of the
         scenario, whatever is written beside the scenario.  The noise promises what the scenario asks for, within
-        1 % of a numerical ε.  Where this program can resolve the scenario (`resolved_cell`), rounds,
-        participation and weights are the scenario's, too, and so are clips that do not depend on shapes of
-        records.
+        1 % of a numerical ε.  Where this program can resolve the scenario (`resolved_cell`), the number of rounds
+        is the scenario's, too, and so are participation, weights and clips of rounds with noise, as far as
+        `recompute_clips` gives the clips.
         """
         try:
             return next(itertools.chain(self._differences_from_scenario(), self._differences_from_streams()), None)
@@ -137,18 +148,19 @@ class LedgerEntry:
 
     @cached_property
     def resolved_cell(self) -> "Cell | None":
-        """Resolved scenario, or None if it cannot be resolved because it names code that is not imported here.
+        """Resolved scenario, or None if it cannot be resolved and names code that is not imported here.
 
-        Such code is an algorithm, a model, a mechanism or a sampling of a user.
+        Such code is an algorithm, a model, a mechanism or a sampling of a user.  A model that is named by its
+        import path counts as such, too.
 
         Raises:
             InputError: The scenario cannot be resolved, and its names are known.
             KeyError, TypeError or AttributeError: The record has no scenario of the usual form.
         """
         from fedpriv.loss.models import MODELS
-        from fedpriv.noise.registry import MECHANISMS
+        from fedpriv.noise.registry import MECHANISMS, USER_MECHANISMS
         from fedpriv.papers.table import ALGORITHMS
-        from fedpriv.participation.registry import PARTICIPATIONS
+        from fedpriv.participation.registry import PARTICIPATIONS, USER_PARTICIPATIONS
         from fedpriv.scenario.load import resolve_cell
 
         sections = self.record["scenario"]
@@ -158,9 +170,9 @@ class LedgerEntry:
             algorithm, model = sections["algorithm"], sections["model"]["name"]
             is_known = (
                 algorithm["name"] in ALGORITHMS
-                and algorithm.get("mechanism", "auto") in (*MECHANISMS, "auto")
+                and algorithm.get("mechanism", "auto") in (*MECHANISMS, *USER_MECHANISMS, "auto")
                 and (model in MODELS or model in ADD_ON_PARTS["model"])
-                and sections["federation"].get("sampling", "fixed") in PARTICIPATIONS
+                and sections["federation"].get("sampling", "fixed") in (*PARTICIPATIONS, *USER_PARTICIPATIONS)
             )
             if is_known:
                 raise
@@ -209,13 +221,17 @@ class LedgerEntry:
     def _differences_from_cell(self, cell: "Cell") -> Iterator[str]:
         """Describe differences in participation, weights, clips and increment diameter.
 
-        Only noisy streams of the rounds are compared, not those of a first step.
-        The weight is that of a data record in its silo for a silo's own stream, and otherwise its weight in the
-        mean over silos.  Clips that depend on shapes of records are not compared.  Nor is an increment diameter of
-        two clips, which bounds every other one.
+        Only noisy streams of the rounds are compared, not those of a first step.  The weight is that of a data
+        record in its silo for a silo's own stream, and otherwise the largest weight in the mean over silos.  Clips
+        that `recompute_clips` does not give are not compared.  Nor is an increment diameter of two clips, which
+        bounds every other one.
 
         Args:
             cell: Resolved scenario of the record.
+
+        Raises:
+            InputError: A smaller increment diameter cannot be recomputed.
+            IndexError: A stream is of a silo that the scenario does not have.
         """
         from fedpriv.claims.recomputed import recompute_clips, recompute_diameter
         from fedpriv.plan.plan import silo_weights
@@ -226,10 +242,10 @@ class LedgerEntry:
             if stream.schedule.to_data() != participation:
                 yield f"participation of {stream.party_name} is not that of the scenario"
             weights = [unit.weight_in_silo(sizes[silo]) for silo in stream.silos] or [in_mean]
-            if any(not _is_close(stream.record_weight, weight) for weight in weights):
+            if other_weights := [weight for weight in weights if not _is_close(stream.record_weight, weight)]:
                 yield (
                     f"per_record of {stream.party_name} is {stream.record_weight:.6g}, and the scenario gives "
-                    f"{weights[0]:.6g}"
+                    f"{other_weights[0]:.6g}"
                 )
             if (clips := recompute_clips(cell)) is not None and not (
                 len(stream.clips) == len(clips) and all(map(_is_close, stream.clips, clips))
@@ -291,8 +307,8 @@ class LedgerEntry:
     def _differences_of_evaluations(self) -> Iterator[str]:
         """Describe how evaluations by silos differ from those that the scenario asks for.
 
-        Their presence, number, silos, relation, increment diameter and noise are compared, and the record's μ for
-        them with the one that their releases give.
+        Their presence, number and increment diameter are compared, silos and relation if they have noise, their μ
+        with the target of the scenario, and the record's μ for them with the one that their releases give.
         """
         tests, section = self.test_streams, self.record["scenario"].get("evaluation")
         if not bool(section) == bool(tests) == bool(self.record.get("evaluation")):
@@ -335,7 +351,7 @@ class LedgerEntry:
         )
 
     def _streams_match_scenario(self) -> bool:
-        """Whether streams have all rounds and steps of the scenario, and noisy ones all of its silos.
+        """Whether streams have all rounds of the record and steps of its scenario, and noisy ones all silos.
 
         A scenario with `data.scale` needs a first step if the run has noise.  If the run did not take this step
         itself, a stream of the party "elsewhere" (`EXTERNAL_PARTY`) stands for it.  Noisy streams also have to
@@ -391,7 +407,7 @@ def _cover_all_silos(streams: Sequence[ReleaseStream], trust: str, silos: int) -
         return [stream.party_name for stream in streams] == [
             f"sum of silos 0-{silos - 1}" if trust == "secure-aggregation" else "server"
         ]
-    return all(stream.silos.stop <= silos for stream in streams) and sorted(
+    return all(stream.silos and stream.silos.stop <= silos for stream in streams) and sorted(
         silo for stream in streams for silo in stream.silos
     ) == list(range(silos))
 
@@ -452,7 +468,7 @@ def make_entry(cell: Mapping[str, Any]) -> LedgerEntry:
 
     Raises:
         KeyError, TypeError or ValueError: If the data are no cell of results.json.
-        InputError: If a release cannot be accounted for.
+        InputError: If a release has a value that no run has.
     """
     return LedgerEntry(
         cell["cell"],
@@ -490,14 +506,14 @@ def read_ledger(folder: Path) -> list[LedgerEntry]:
     except FileNotFoundError:
         raise InputError(f"{folder}: no results.json there; give a folder that `fedpriv run` wrote") from None
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise InputError(f"{path}: not a ledger of fedpriv ({type(error).__name__}: {error})") from None
+        raise InputError(f"{folder}: not a ledger of fedpriv ({type(error).__name__}: {error})") from None
 
 
 def check_copies(source: Path | str, versions: Mapping[str, Any], cells: Iterable[Mapping[str, Any]]) -> None:
     """Refuse cells of fedpriv 0.3.0 with copies of records and secret participation.
 
-    With `model.augment` a record's increment is computed on changed copies of its picture.  In version 0.3.0 such
-    cells released more than their claim says.
+    With `model.augment` a record's increment is computed on changed copies of its picture.  In version 0.3.0 cells
+    with both released more than their claim says.  A program that has this version itself refuses nothing.
 
     Args:
         source: Folder or name of the run, for errors.
@@ -505,7 +521,7 @@ def check_copies(source: Path | str, versions: Mapping[str, Any], cells: Iterabl
         cells: Cells of results.json.
 
     Raises:
-        InputError: If there is such a cell.
+        InputError: If such a cell is found.
         KeyError, TypeError or AttributeError: If a cell of version 0.3.0 has another form.
     """
     # An editable installation of a later program may still have the number 0.3.0, so that nothing is refused.
@@ -560,9 +576,9 @@ def make_event_data(entry: LedgerEntry) -> dict[str, Any]:
 
 
 def _event_by_rounds(guarantee: Guarantee, streams: Sequence[ReleaseStream]) -> Event | None:
-    """Return the event of a guarantee round by round, or None without a μ or a stream that has one.
+    """Return the event of a guarantee round by round, or None without a μ or without a stream that gives one.
 
-    A stream has an event by rounds if √Σ μ_t² over the rounds of its worst record is the guarantee's μ.  A round
+    A stream gives an event by rounds if √Σ μ_t² over the rounds of its worst record is the guarantee's μ.  A round
     of μ_t is a Gaussian event of noise multiplier 1/μ_t.  Equal rounds in a row become one repeated event.
 
     Guarantee: in each of its forms, one Gaussian event or several, the event composes to the guarantee's μ, up to
@@ -585,8 +601,8 @@ def _mus_of_worst_record(stream: ReleaseStream) -> list[float]:
     """Return μ_t of every round of the worst record of a fixed order, or [] if they are not known.
 
     A record of a fixed order takes part every `rounds_per_epoch` rounds, and the worst one has the largest Σ μ_t².
-    They are known for noise in a public order, if C is banded so that no two rounds of a record move the same row
-    of C s.  Here C is the mechanism's factor, and s are the increments.
+    The μ_t are known if C is banded so that no two rounds of a record move the same row of C s, and never without
+    noise or in secret rounds.  Here C is the mechanism's factor, and s are the increments.
 
     For another public order the result is only a candidate, which the caller compares with the guarantee.
     """

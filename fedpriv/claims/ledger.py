@@ -9,7 +9,7 @@ before round 1.
 * p_i is the weight of silo i in the mean over silos, and B_i its records (or other units) in a batch.
 * Participation says which records take part in which rounds: in a public order, which everybody may know, or in
   secret rounds, which amplify privacy.
-* An exact release is made of integers with discrete Gaussian noise, so that no floating-point rounding is in it.
+* An exact release is a sum of integers and discrete Gaussian noise, which are added without rounding.
 """
 
 import itertools
@@ -46,7 +46,7 @@ ROUNDS, FIRST_STEP = "rounds", "first step"
 
 @dataclass(frozen=True)
 class ReleaseStream:
-    """Noisy running sums released in rounds 1 … `schedule.rounds` by one party.
+    """Running sums, with any noise, that a party releases in rounds 1 … `schedule.rounds`.
 
     | field | meaning | unit |
     |---|---|---|
@@ -55,7 +55,7 @@ class ReleaseStream:
     | `mechanism` | mechanism of the noise | |
     | `schedule` | participation: the rounds in which a record takes part | |
     | `decay` | decay of the running sum | |
-    | `clips` | norm bound on one record's increment, one a round | gradient |
+    | `clips` | norm bound of each round's increments, in a mean over one batch (`batch_clips`) | gradient |
     | `record_weight` | weight of one record's increment in the release: 1/B_i, or max p_i/B_i, in place of | |
     | | which a unit in several silos has the sum of its largest p_i/B_i | |
     | `relation` | neighbouring relation | |
@@ -64,7 +64,7 @@ class ReleaseStream:
     | `unit` | unit of protection, whose increment is clipped: read "unit" for "record" in other fields | |
     | `integer_release` | integers of an exact release, or None for floating point, a claim in real numbers | |
     | `step` | "rounds", or "first step", released before them from the same records | |
-    | `increment_diameter` | largest distance of two increments, if it is known to be below 2 | clips |
+    | `increment_diameter` | largest distance of two increments, or 2 if no smaller one is known | clips |
     """
 
     party_name: str
@@ -88,8 +88,8 @@ class ReleaseStream:
         For several silos alike, it is the guarantee of each one's own releases.
 
         Guarantee: neighbours differ in one `unit` under `relation`, and the stream is what everybody except its
-        own party sees.  An exact release's μ follows from its integers and their noise, with every rounding to the
-        safe side, and holds up to `slack`.
+        own party sees.  An exact release's guarantee follows from its integers and their noise, with every
+        rounding to the safe side, and holds up to `slack`.
 
         Raises:
             InputError: If the stream cannot be accounted for.
@@ -155,10 +155,10 @@ class ReleaseStream:
 
     @property
     def attained(self) -> bool:
-        """Whether the guarantee is an exact μ: no smaller one holds for increments up to their clips.
+        """Whether the guarantee is an exact μ: no smaller one holds.
 
-        An increment diameter below two clips includes an allowance for rounding, a relative
-        2^-20, and is not attained.
+        Increments are presumed to be any vectors up to their clips.  An increment diameter below two clips includes
+        an allowance for rounding, a relative 2^-20, and is not attained.
         """
         return (
             self.integer_release is None
@@ -170,7 +170,11 @@ class ReleaseStream:
 
     @property
     def mu_by_counting(self) -> float:
-        """`mu` by exact counting, which is smaller than `mu` only where a paper's constants charge more."""
+        """`mu` by exact counting, which is smaller than `mu` only where a paper's constants charge more.
+
+        Raises:
+            InputError: If `mu` is refused, or the noise has no certificate in these rounds.
+        """
         share = self.mechanism.attained_sensitivity(self.workload).value / self.sums.certified.value
         return self.mu if share >= 1.0 else self.mu * share * (1.0 + _ROUNDING)
 
@@ -214,11 +218,12 @@ def stream_to_data(stream: ReleaseStream) -> dict[str, Any]:
 def stream_from_data(data: Mapping[str, Any]) -> ReleaseStream:
     """Convert plain data to a stream, the inverse of `stream_to_data`.
 
-    The key `owner` has the name of the party.  A stream without the key `step` is one of the rounds.
+    The key `owner` has the name of the party.  A stream without the key `step` is one of the rounds.  Clips,
+    integers, and the numbers of some mechanisms and participations are checked only when the stream is accounted
+    for.
 
     Raises:
-        InputError: If noise, owner, weight, decay, period, mechanism, participation, relation, unit or increment
-            diameter is none that a run can have.
+        InputError: If a value is refused as none that a run can have.
         KeyError, TypeError or ValueError: If a key is missing, or a value has a form that cannot be read.
     """
     owner, std, weight, decay, period = (data[key] for key in ("owner", "std", "per_record", "decay", "period"))
@@ -272,7 +277,7 @@ def _read_increment_diameter(data: Mapping[str, Any], schedule: Participation) -
     bound = data.get("apart", APART)
     if isinstance(bound, bool) or not isinstance(bound, int | float):
         raise InputError(f"ledger: apart = {bound!r}: expected a number of clips")
-    is_each_round_alone = sum(rounds for _, rounds in data["clips"]) == 1 or (
+    is_each_round_alone = schedule.rounds == 1 or (
         data["mechanism"] == IndependentGaussian().as_data() and data["decay"] == 0.0
     )
     if not 1.0 <= bound <= APART or (bound < APART and not is_each_round_alone):
@@ -338,12 +343,12 @@ def make_silo_stream(plan: Plan, silo: int, rounds: int) -> ReleaseStream:
 def _make_stream(
     plan: Plan, title: str, party: int, record_weight: float, std: float, rounds: int, party_count: int = 1
 ) -> ReleaseStream:
-    """Make the stream that one party releases, or that is a sum of several parties' messages.
+    """Make the stream of one party, of each of several silos alike, or of the sums of parties' messages.
 
     Args:
         plan: Plan of the run.
         title: Name of the party or parties.
-        party: Party whose exact noise is recorded, alike for all parties of a sum.
+        party: Party whose exact noise is recorded, alike for all parties of the stream.
         record_weight: Weight of one record's increment in the release.
         std: Standard deviation of a fresh noise vector's coordinates in the release.
         rounds: Number of rounds that were released.

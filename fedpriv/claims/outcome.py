@@ -38,10 +38,10 @@ class MetricsMixin:
 
     @property
     def test_accuracy(self) -> float:
-        """Share of test records that are classified correctly, 0 … 1.
+        """Share of test records that are classified correctly, 0 … 1 but for the noise of private evaluations.
 
         Raises:
-            AttributeError: If the model is a regression, which has no accuracy.
+            AttributeError: If the metrics have no accuracy, as those of a regression.
         """
         if "test_accuracy" not in self.metrics:
             raise AttributeError(f"test_accuracy: is of classes; the metrics are {', '.join(self.metrics)}")
@@ -53,9 +53,9 @@ class CellOutcome(MetricsMixin):
     """Outcome of a finished cell.
 
     Attributes:
-        metrics: Metrics of the published model on the test set, by name: "test_loss", for a classification
-            "test_accuracy" (a share), and further ones of the objective.
-        fraction_clipped: Fraction of increments that were clipped, or None if silos do not report it.
+        metrics: Metrics of the published model on the test set, or on the silos' test records, by name:
+            "test_loss", "test_accuracy" (a share) for most classifications, and further ones.
+        fraction_clipped: Fraction of increments that were clipped, or None if they are not counted.
         wall_seconds: Share of this cell in the wall-clock time of the cells that were run together, in seconds.
         releases: Release streams of the run, its ledger.
         gradient_evaluations: Number of gradients, or values, of single records, over all silos and rounds.  It is
@@ -74,7 +74,7 @@ class CellOutcome(MetricsMixin):
     missed: Mapping[int, Sequence[int]] = field(default_factory=dict)
     """Rounds that a silo missed, by silo.  Its increment counted as 0 in these rounds."""
     bytes_sent: int = 0
-    """Bytes that one silo sends in all rounds, without headers."""
+    """Bytes of one silo's messages in all rounds of training, without headers, if it misses none."""
     evaluations: tuple[ReleaseStream, ...] = ()
     """Release streams of evaluations on the silos' test records, which are not the records of `releases`.
 
@@ -128,7 +128,7 @@ def count_gradient_evaluations(
     Args:
         plan: Plan of the run.
         rounds: Number of rounds that are counted.
-        absences: Rounds that a silo missed, by silo.
+        absences: Rounds that a silo missed, by silo, all of them among the first `rounds`.
     """
     counts_per_record = [
         plan.schedule.expected_batches(round_plan.step.t)
@@ -229,7 +229,7 @@ class RunObserver:
         """
 
     def lost(self, worker: str, places: Sequence[int]) -> None:
-        """Handle the death of a worker, whose cells at `places` are run again.
+        """Handle the death of a worker, whose cells are run again unless the run then fails.
 
         Args:
             worker: Name of the worker.
@@ -240,7 +240,7 @@ class RunObserver:
         """Handle a message of one line for a person, which is no error."""
 
     def failed(self, error: FedprivError) -> None:
-        """Handle the failure of a run after `started`, whose error is also raised to the caller of the run."""
+        """Handle an error that ends the runs of cells, and that is also raised to the caller of the run."""
 
     def ended(self) -> None:
         """Handle the end of a run that was started: its cells are finished, or it was stopped, or it failed."""
@@ -284,5 +284,5 @@ class ObserverGroup(RunObserver):
 
 
 def cell_digest(cell: Cell) -> str:
-    """Return a digest of all values that decide the computation of a cell, 32 hexadecimal digits."""
+    """Return a digest of all values of a cell's scenario, 32 hexadecimal digits."""
     return hashlib.sha256(json.dumps(cell.canonical_data(), sort_keys=True).encode()).hexdigest()[:32]

@@ -4,7 +4,8 @@ The record of a run is its entry in results.json, with a list of its releases.  
 recomputed releases.
 
 * A plan has what is known of a run before round 1, such as batch sizes, clips and noise.
-* A stream is the releases of one party over the rounds.  Its owner is the name of this party.
+* A stream is the releases of one party over the rounds, or of several silos alike.  Its owner is the name of this
+  party, or of these silos.
 * A first step is a run of one round, before the others and about the same records, by whose result columns of
   numbers are scaled ([data.scale]).
 * An objective is a model with its loss.
@@ -36,7 +37,7 @@ from fedpriv.scenario.schema import Cell
 ROUNDS_PART, EVALUATIONS_PART = "the rounds", "the evaluations"
 """Keys of `RunPlans.plans`, in addition to `FIRST_STEP`.  Messages use all three as names of a run's parts."""
 _MAX_SIZE = 2**31
-"""Largest size in the shapes of a record, above what any guard computes with."""
+"""Largest size in the shapes of a record that is accepted."""
 _TOLERANCE = 1e-9
 """Relative tolerance for two numbers that are computed in the same way on two machines."""
 
@@ -45,7 +46,7 @@ PlanFirstStep = Callable[[Cell], Plan]
 
 @dataclass(frozen=True)
 class RunPlans:
-    """Plans of a run's rounds, and of its first step and its evaluations if it released these."""
+    """Plans of a run's rounds, and of its first step and its evaluations if the run itself had these."""
 
     cell: Cell
     plans: Mapping[str, Plan]
@@ -72,8 +73,9 @@ class RunPlans:
         either.
 
         Raises:
-            InputError: If the model's dimension or a figure of a stream differs.  The message names the first that
+            InputError: If the model's dimension or a field of a stream differs.  The message names the first that
                 does.
+            KeyError, TypeError or AttributeError: If the record has another form.
         """
         if (size := self.plans[ROUNDS_PART].objective.dimension) != record["dimension"]:
             raise InputError(f"record.dimension is {record['dimension']!r:.40}, and its scenario gives {size}")
@@ -103,7 +105,8 @@ def recompute_plans(
         plan_first_step: Function that makes the plan of a first step from its cell.
 
     Raises:
-        InputError: If the run cannot be planned, or `releases` have a first step and the scenario has none.
+        InputError: If the run cannot be planned, or `releases` have a first step and `first_step_before` refuses
+            the cell.
     """
     # A first step that was taken elsewhere has no plan: `RunPlans.releases` adds it.
     plans = {ROUNDS_PART: make_plan(cell, objective, for_release=True)}
@@ -120,7 +123,7 @@ def first_step_before(cell: Cell) -> Cell:
     The first step is planned for a cell without means and deviations, so these are left out here.
 
     Raises:
-        InputError: If the cell has no [data.scale], no table, or a trust setting without a first step.
+        InputError: If the cell has no [data.scale], no table, or is refused by `first_step_cell`.
     """
     if cell.data.scale is None:
         raise InputError("record.releases: has a first step, and its scenario has no [data.scale]")
@@ -211,15 +214,15 @@ def shapes_to_data(layout: FeatureLayout, classes: int) -> dict[str, Any]:
 def make_objective(cell: Cell, shapes: Mapping[str, Any]) -> Objective:
     """Make the objective of a cell's model for silos' data of these shapes.
 
-    For a table the shapes follow from its schema, and `shapes` are only checked.
+    For a table the shapes follow from its schema, and `shapes` are only checked for their ranges.
 
-    Guarantee: no memory is allocated for a model, and no code outside fedpriv runs.
+    Guarantee: no memory is allocated for a model, and no code runs that the scenario names by an import path.
 
     Args:
         cell: Cell with the model and the data section.
         shapes: Shapes as `shapes_to_data` returns them: `width`, the number of features; `inputs`, pairs of a
             shape and a kind of values; `labels`, the shape of the labels of one row; `classes`, or 0 for labels
-            that are numbers.  At most 64 sizes of at most 2^31 are accepted, since the shapes may come from
+            that are numbers.  At most 64 sizes, each from 1 to 2^31, are accepted, since the shapes may come from
             anybody.
 
     Raises:
@@ -248,8 +251,8 @@ def recompute_clips(cell: Cell) -> tuple[float, ...] | None:
     """Return the clips of a scenario's rounds, for a mean over one batch.
 
     Returns:
-        A clip for each round.  The result is None if the clips depend on shapes of records or on code outside
-        fedpriv, or if the model takes no records of one or two numbers.
+        A clip for each round.  The result is None if the clips depend on shapes of records, or if the model runs
+        code outside fedpriv or takes no records of one or two numbers.
     """
     # Clips depend on the seed only if the participation does, so that other seeds share a cached value.
     seed = cell.seed if isinstance(cell.schedule, FreshOrder) else 0

@@ -16,17 +16,19 @@ from typer.testing import CliRunner
 from fedpriv.accounting.gaussian import compose
 from fedpriv.accounting.guarantees import GaussianDP
 from fedpriv.claims.claim import compute_claim
-from fedpriv.claims.entries import read_ledger
+from fedpriv.claims.entries import LedgerEntry, read_ledger
 from fedpriv.claims.ledger import FIRST_STEP, ReleaseStream, make_release_streams, stream_from_data, stream_to_data
 from fedpriv.claims.outcome import CellOutcome, RunObserver
 from fedpriv.cli.app import app
 from fedpriv.core.errors import InputError, RunError
 from fedpriv.engines.table import make_engine
 from fedpriv.noise.diagonal import IndependentGaussian
+from fedpriv.noise.registry import USER_MECHANISMS
 from fedpriv.noise.toeplitz import BandedSquareRoot
 from fedpriv.noise.tree import BinaryTree
 from fedpriv.noise.trust import Noise, Trust, make_unit
 from fedpriv.participation.orders import FixedOrder
+from fedpriv.participation.registry import USER_PARTICIPATIONS
 from fedpriv.plan.plan import make_plan
 from fedpriv.plan.task import load_task
 from fedpriv.scenario.load import parse_scenario
@@ -34,6 +36,7 @@ from fedpriv.scenario.schema import Cell
 from fedpriv.study.results import RunFolder
 from fedpriv.study.stored import privacy_data
 from tests.conftest import small_tree
+from tests.participation.own import WithoutReplacement
 
 MakeCell = Callable[..., Cell]
 
@@ -115,6 +118,7 @@ def test_release_streams_survive_json(mechanism: object) -> None:
     [
         ({"mechanism": {"name": "Homemade"}}, "mechanism 'Homemade' is none of"),
         *[({"apart": apart}, r"ledger: .*apart") for apart in ("1.5", None, [1], True, 0.5, 2.5, float("nan"))],
+        ({"apart": 1.0, "clips": [[2.0, 16], [2.0, -15]]}, r"ledger: apart = 1\.0"),
     ],
 )
 def test_invalid_release_stream_is_refused_with_a_one_line_message(changes: dict[str, Any], reason: str) -> None:
@@ -246,6 +250,9 @@ EDITS: dict[str, Callable[[dict[str, Any]], None]] = {
     "one silo of three": _release(owner="silo 0"),
     "a step that no run has": _release(step="third step"),
     "a silo nobody has": _release(owner="silos 1-3"),
+    "the server's release beside those of the silos": lambda cell: cell["releases"].append(
+        {**cell["releases"][0], "owner": "server", "per_record": cell["releases"][0]["per_record"] / 3.0}
+    ),
     "the server's noise, said of silos": lambda cell: cell.update(trust="trusted"),
     "a relation that halves mu": _release(relation="zero-out"),
     "a relation in the heading": lambda cell: cell.update(relation="zero-out"),
@@ -307,6 +314,29 @@ def test_less_noise_for_smaller_increments_than_the_scenarios_is_seen(
     assert entry.disagreement == reason
 
 
+def test_the_weight_that_one_of_several_silos_should_have_is_named(tmp_path: Path) -> None:
+    """Gains: "is 0.5, and the scenario gives 0.5", of the first silo, whose weight is right."""
+    results = write_run(tmp_path, small_tree(federation={"silos": 3, "rounds": 8, "batches": [2, 3, 5]}))
+    edit_cell(results, lambda cell: cell.update(releases=[{**cell["releases"][0], "owner": "silos 0-2"}]))
+    (entry,) = read_ledger(results.parent)
+    assert entry.disagreement == "per_record of silos 0-2 is 0.5, and the scenario gives 0.333333"
+
+
+@pytest.mark.parametrize("changes", [{"federation__sampling": "own"}, {"algorithm__mechanism": "own"}])
+def test_an_impossible_scenario_that_names_imported_code_is_refused(
+    monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any]
+) -> None:
+    """Gains: "ok" for a scenario that nobody can run, whose rounds and weights are then not compared."""
+    monkeypatch.setitem(USER_PARTICIPATIONS, "own", WithoutReplacement)
+    monkeypatch.setitem(USER_MECHANISMS, "own", BinaryTree)
+    algorithm = {"name": "dp-ftrl", "mechanism": "tree", "clip": 1.0, "step": -1.0, "trust": "untrusted"}
+    sections = {"algorithm": algorithm, "privacy": {"relation": "zero-out", "mu": 1.5}, "model": {"name": "mlp"}}
+    scenario = small_tree(**{**sections, **changes})
+    entry = LedgerEntry(0, {}, 1, "untrusted", None, None, 1e-5, (), {"scenario": scenario})
+    with pytest.raises(InputError, match=r"algorithm\.step = -1"):
+        _ = entry.resolved_cell
+
+
 def _rarer(stream: dict[str, Any]) -> None:
     stream["participation"] |= {"rounds": 1, "rounds_per_epoch": 1}
     stream["clips"] = [[stream["clips"][0][0], 1]]
@@ -366,6 +396,9 @@ def test_cells_that_results_json_does_not_have_yet_are_checked(tmp_path: Path) -
     results.with_name("cells.jsonl").write_text(json.dumps({**cell, "cell": 1, "mu": 0.5}) + "\n{cut short")
     assert check(results).exit_code == 1
     assert [entry.cell for entry in read_ledger(results.parent)] == [0, 1]
+    results.with_name("cells.jsonl").write_text("[]\n")
+    with pytest.raises(InputError, match=f"^{re.escape(str(results.parent))}: not a ledger of fedpriv"):
+        read_ledger(results.parent)
 
 
 def test_stream_of_two_equal_silos_counts_twice_for_a_person_in_both() -> None:
