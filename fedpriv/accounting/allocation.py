@@ -79,7 +79,7 @@ def grid_end(multiplier: float, bins: int, tail: float, narrow: bool = False) ->
     # Quantile of the Y of the unit's own round under P, where ln Y is normal with mean 1/(2z²) and deviation 1/z.
     single_end = math.exp(min(_MAX_LOG, (0.5 / multiplier - float(ndtri(tail))) / multiplier))
     if narrow:  # the mean of Σ Y under Q, the own round, and ten standard deviations of Σ Y under Q
-        return bins + single_end + 10.0 * math.sqrt(bins * math.expm1(min(_MAX_LOG, multiplier**-2)))
+        return bins + single_end + 10.0 * math.sqrt(bins * math.expm1(min(_MAX_LOG, max(multiplier, 0.01) ** -2)))
     return max(single_end, 4.0 * bins) + 4.0 * bins
 
 
@@ -121,7 +121,8 @@ def removal_loss_distribution(multiplier: float, bins: int, size: int, top: floa
     The mass of Σ Y under P is its mass under Q times Σ Y / T.  By symmetry this is the distribution of a sum in
     which the mass of one Y is multiplied by its value.
 
-    Guarantee: it gives an upper bound of H_ε(P‖Q), since mass beyond the grid counts as infinite loss.
+    Guarantee: the distribution gives an upper bound of H_ε(P‖Q), since mass beyond the grid counts as infinite
+    loss.
 
     Args:
         multiplier: Noise multiplier z.
@@ -141,8 +142,8 @@ def removal_loss_distribution(multiplier: float, bins: int, size: int, top: floa
 def addition_loss_distribution(multiplier: float, bins: int, size: int, cap: float) -> PrivacyLossDistribution:
     """Return the distribution of ln dQ/dP under Q, for a unit that is added.
 
-    Guarantee: it gives an upper bound of H_ε(Q‖P), since mass beyond the grid has ratios of `cap` or more, and
-    counts as at `cap`.  Mass at ratio 0 has infinite loss.
+    Guarantee: the distribution gives an upper bound of H_ε(Q‖P), since mass beyond the grid has ratios of `cap` or
+    more, and counts as at `cap`.  Mass at ratio 0 has infinite loss.
 
     Args:
         multiplier: Noise multiplier z.
@@ -199,8 +200,8 @@ _MAX_BINS, _MAX_EPOCHS = 100_000, 10_000
 _RATIO_CAPS = (8.0, 1.0, 0.125)  # ends of grids of the ratio for addition, small ones for large ε
 _MAX_GRID_SIZE, _MIN_STEP = 2**17, 1e-12  # limits of the grid of one epoch's losses
 _NOISE_MARGIN = 1.002  # factor by which a calibration raises the noise until `epsilon_of` is at most the target
-_TAIL_SHARE = 1e-4  # mass beyond a grid that is made for one δ, relative to this δ
-_TAILS = (1e-5, 1e-7, 1e-9, 1e-11, 1e-13)  # masses beyond the grids that are made for all δ, in each epoch
+_TAIL_SHARE = 1e-4  # mass beyond the grids of all epochs that are made for one δ, relative to this δ
+_TAILS = (1e-5, 1e-7, 1e-9, 1e-11, 1e-13)  # masses beyond the grids that are made for all δ, for each epoch
 
 
 @dataclass(frozen=True)
@@ -208,15 +209,15 @@ class _Resolution:
     """Resolution of the computation.  Every choice gives an upper bound."""
 
     size: int
-    """Points of the grid of Σ Y for a single epoch."""
+    """Points of the grid of Σ Y for a run of a single epoch."""
     composed_size: int
     """Points of the grid of Σ Y if epochs are composed."""
     max_step: float
     """Largest step of the grid on which losses of epochs are composed, unless the grid gets too long."""
     steps_per_std: float
-    """Smallest number of these steps per standard deviation of an epoch's loss, with the same exception."""
+    """Smallest number of these steps per standard deviation of a loss, unless the grid gets too long or fine."""
     replacement_size: int
-    """Points of the grid of a round under replace-one."""
+    """Points of the grids of `SymmetricPairEpoch`, which doubles them for one or two ε of a single epoch."""
     knot_count: int
     """Number of intervals between the ε at which an epoch's curve under replace-one is computed."""
     chain_resolution: fading.ChainResolution
@@ -257,7 +258,7 @@ class AllocatedGaussian(Sampled):
     is below 1, and 0 for independent noise.
     """
     overlaps: FadingOverlaps | None = None
-    """Upper bound of the overlap of any two rounds, by chains, which gives a second bound of δ, or None."""
+    """Shared variance and chains that bound the overlaps (`find_overlaps`), for a second bound of δ, or None."""
 
     kind: ClassVar[str] = "allocated-gaussian"
     title: ClassVar[str] = "random allocation"
@@ -281,7 +282,7 @@ class AllocatedGaussian(Sampled):
 
     @property
     def curve(self) -> Curve:
-        """Upper bound of δ for every ε ≥ 0, on grids that are made for δ from 0.1 down to 1e-9 (`_TAILS`)."""
+        """Upper bound of δ for every ε ≥ 0, on grids that suit many δ (`_TAILS`) rather than a single one."""
         return _cached_curve(self, _TAILS)
 
     def epsilon_of(self, delta: float) -> float:
@@ -325,7 +326,7 @@ def _curve(mechanism: AllocatedGaussian, resolution: _Resolution, tails: tuple[f
     """Return the smallest of several bounds of δ, at each ε.
 
     Under zero-out they are the bound of known rounds, and the larger one of removal and addition.  With more
-    rounds than points of the grid of Σ Y, those of replace-one count as well.  Under replace-one they are
+    rounds than `resolution.size`, those of replace-one count as well.  Under replace-one they are
 
     * the bound of known rounds,
     * the chain of removal and addition through the run without the unit,
@@ -344,7 +345,7 @@ def _curve(mechanism: AllocatedGaussian, resolution: _Resolution, tails: tuple[f
         removal_and_addition_curves(mechanism, resolution, tails),
     )
     if mechanism.relation == "zero-out":
-        # With so many rounds the grid of Σ Y is coarser than Y.  Another unit may be one without increments.
+        # With so many rounds the grid of Σ Y is coarse next to Y.  Another unit may be one without increments.
         exchange_curves = (
             [_curve(dataclasses.replace(mechanism, relation="replace-one"), resolution, tails)]
             if mechanism.bins > resolution.size
@@ -368,7 +369,9 @@ def _curve(mechanism: AllocatedGaussian, resolution: _Resolution, tails: tuple[f
     if mechanism.epochs == 1 and mechanism.common_share == 0.0:
         return lowest_curve([loose_curve, pair.curve(resolution.knot_count, loose_curve)])
     # ε beyond which the δ of one epoch is too small to matter.
-    max_epsilon = gaussian_epsilon_of(dataclasses.replace(independent, epochs=1).known_mu, MIN_DELTA)
+    max_epsilon = gaussian_epsilon_of(
+        dataclasses.replace(independent, epochs=1, overlaps=None).known_mu, MIN_DELTA
+    )
     distribution = pair.loss_distribution(resolution.knot_count, max_epsilon)
     if mechanism.epochs > 1:
         distribution = _compose_epochs(distribution, mechanism.epochs, resolution)
@@ -470,8 +473,9 @@ def calibrate(
         relation: Neighbouring relation.
         common: Largest overlap of two different rounds of a unit, as a share in [0, 1) of the largest overlap of a
             round with itself (`AllocatedGaussian.common_share`).
-        overlaps: Bound of the overlap of each two rounds, or None.  `common` bounds all of them by one number, and
-            `overlaps` follows how they fade.  Each gives a bound of δ, and the smaller one counts.
+        overlaps: Shared variance and chains that bound the overlaps (`find_overlaps`), or None.  `common` bounds
+            all overlaps by one number, and `overlaps` follows how they fade.  Each gives a bound of δ, and the
+            smaller one counts.
 
     Raises:
         InputError: The search finds no multiplier up to a million, or an argument is out of its range.

@@ -20,8 +20,8 @@ where δ_μ is the curve of N(0, 1) against N(μ, 1).  Runs compose, adaptive or
 docs/proofs/slack.md.
 
 **Capacity.**  The number of units that a secret round draws depends on the data, and a silo whose replies take
-longer for larger rounds reveals it.  So a round evaluates a public number of rows, its capacity.  The probability
-that a round draws more goes into the slack.
+longer for larger rounds reveals it.  So a round on integers evaluates a public number of rows, its capacity, even
+if it draws fewer units.  The probability that a round draws more goes into the slack.
 
 Sources: Dong, Roth & Su 2022 for μ-GDP and Blackwell's theorem; the pair with a slack is an own construction.
 Gomez et al. 2025 report a μ with a regret instead, which bounds nothing at a δ far below the regret.
@@ -38,6 +38,7 @@ from scipy.special import bdtrc
 
 from fedpriv.accounting import gaussian as gdp
 from fedpriv.accounting.curves import (
+    MAX_EPSILON,
     Curve,
     check_resolvable_delta,
     delta_at,
@@ -45,12 +46,12 @@ from fedpriv.accounting.curves import (
     group_mu,
     lower_gaussian_curve,
 )
-from fedpriv.accounting.gaussian import check_delta, check_epsilon, check_mu, check_positive, smallest_safe
+from fedpriv.accounting.gaussian import check_delta, check_mu, check_positive, smallest_safe
 from fedpriv.core.errors import InputError
 from fedpriv.core.figures import format_upper
 
 _GRID_POINTS = 8192  # values of ε at which the inequality is certified
-_ACCURACY = 1e-6  # relative accuracy of μ
+_ACCURACY, _MAX_MU = 1e-6, 1e3  # relative width at which the search for μ ends, and the largest μ of it
 _MIN_SQUARE = Fraction(1, 2**900)
 
 
@@ -84,8 +85,12 @@ class ApproximateGDP:
 
     def delta_of(self, epsilon: float) -> float:
         """Return the smallest δ for which (`epsilon`, δ)-DP follows, rounded up."""
-        gaussian_delta = gdp.delta_of(self.mu, check_epsilon(epsilon))
-        return min(1.0, math.nextafter(gaussian_delta * (1.0 - self.slack) * (1.0 + 1e-15) + self.slack, math.inf))
+        return min(
+            1.0,
+            math.nextafter(
+                gdp.delta_of(self.mu, epsilon) * (1.0 - self.slack) * (1.0 + 1e-15) + self.slack, math.inf
+            ),
+        )
 
     def epsilon_of(self, delta: float) -> float:
         """Return the smallest ε for which (ε, `delta`)-DP follows, or infinity.
@@ -114,16 +119,18 @@ def min_mu(curve: Curve, slack: float) -> float:
 
     Raises:
         InputError: The slack is out of its range, the curve is above it at ε = 700 (`curves.MAX_EPSILON`), or no μ
-            can be certified.
+            up to 1000 is certified.
     """
     check_resolvable_delta(slack)
     max_epsilon = epsilon_at(curve, slack)
     if math.isinf(max_epsilon):
-        raise InputError(f"slack = {slack}: the privacy of this run never comes down to it; take a larger one")
+        raise InputError(
+            f"slack = {slack}: the delta of this run is above it at epsilon = {MAX_EPSILON:g}; it needs a larger "
+            "slack, or more noise"
+        )
     if max_epsilon == 0.0:
         return 0.0
     epsilons = np.linspace(0.0, max_epsilon, _GRID_POINTS)
-    epsilons[-1] = max_epsilon
     slack_below = slack * (1.0 - 1e-15)  # at most the decimal number that `slack` prints as
     required_deltas = (curve(epsilons) - slack_below) / (1.0 - slack_below)
     if delta_at(curve, max_epsilon) > slack:
@@ -131,6 +138,8 @@ def min_mu(curve: Curve, slack: float) -> float:
 
     # Between two points, δ of the mechanism is largest at the lower one, and δ_μ is smallest at the upper one.
     def is_certified(mu: float) -> bool:
+        if mu > _MAX_MU:
+            raise InputError(f"slack = {slack}: no mu up to {_MAX_MU:g} is certified; this run needs more noise")
         return bool(np.all(required_deltas[:-1] * (1.0 + 1e-12) <= lower_gaussian_curve(mu)(epsilons[1:])))
 
     return smallest_safe(is_certified, 1.0, tolerance=_ACCURACY)
@@ -179,9 +188,10 @@ def exact_decimal(value: float) -> Fraction:
 
 
 def approximate_root(square: Fraction) -> float:
-    """Return √square to within a few units in the last place, also if the square is too small for a float."""
+    """Return √square to within a few units in the last place, also if the square fits no float."""
     shift = 0 if square > _MIN_SQUARE else 600
-    return math.ldexp(math.sqrt(float(square * 4**shift)), -shift)
+    shift = shift if square < 1 / _MIN_SQUARE else -600
+    return math.ldexp(math.sqrt(float(square * Fraction(4) ** shift)), -shift)
 
 
 def _root_above(square: Fraction) -> float:
@@ -264,8 +274,10 @@ class LifetimeBudget:
         """
         earlier_prices = list(prices)
         earlier_charges = [price for price in earlier_prices if price is not None]
-        square = exact_decimal(self.mu) ** 2 - sum_squares(earlier_charges)
-        slack = exact_decimal(self.slack) - sum_slacks(earlier_charges)
+        square, slack = (
+            exact_decimal(self.mu) ** 2 - sum_squares(earlier_charges),
+            exact_decimal(self.slack) - sum_slacks(earlier_charges),
+        )
         if len(earlier_charges) < len(earlier_prices) or square < 0 or slack < 0:
             return None
         return ApproximateGDP(_root_below(square), _float_below(slack))
@@ -287,7 +299,7 @@ def price_at_distance(charge: ApproximateGDP, distance: int = 1) -> Price:
         The price, or None if no bound of it is known.
 
     Raises:
-        InputError: `distance` is below 1.
+        InputError: `distance` is below 1, or distance · μ is too large for a float.
 
     Example:
         >>> round(price_at_distance(ApproximateGDP(0.5), distance=2).mu, 6)
@@ -313,19 +325,22 @@ def _float_below(exact: Fraction) -> float:
 
 
 _MAX_OVERFLOW_PROBABILITY = 2.0**-40
-_ROUNDING_MARGIN = 1e-6  # relative; scipy's `bdtrc` and `binom.sf` differ by 2e-8 for ten million units
+_ROUNDING_MARGINS = (
+    1e-6,
+    1e-14,
+)  # relative, and for each unit; `bdtrc` errs by 2e-8 at 10^7 units, 8e-6 at 2 · 10^9
 
 
 @dataclass(frozen=True)
 class Capacity:
-    """Public number of units that a round evaluates, and the probability that it draws more.
+    """Public number of units for which a round has rows, and the probability that it draws more.
 
-    Guarantee: at most `row_count` units are drawn, except with probability `overflow_probability` at most, in each
-    round.
+    Guarantee: in each round at most `row_count` units are drawn, except with probability `overflow_probability` at
+    most, for a capacity from `find_capacity`.
     """
 
     row_count: int
-    """Number of units that a round evaluates."""
+    """Number of units that a round on integers evaluates, unless it draws more."""
     overflow_probability: float
     """Bound of the probability that a round draws more."""
 
@@ -333,7 +348,8 @@ class Capacity:
 def find_capacity(units: int, rate: float) -> Capacity:
     """Return the smallest capacity whose overflow probability, rounded up, is 2^-40 at most.
 
-    A round draws every unit independently, so that the number of units drawn is binomial.
+    A round draws every unit independently, so that the number of units drawn is binomial.  For 2^31 units or more
+    the capacity is all of them.
 
     Args:
         units: Number of units that could be drawn.
@@ -376,4 +392,9 @@ def overflow_slack(round_capacity: Capacity, rounds: int) -> float:
 
 def _overflow_probability(rows: int, units: int, rate: float) -> float:
     """Return P(Binomial(units, rate) > rows), rounded up."""
-    return 0.0 if rows >= units else float(bdtrc(rows, units, rate)) * (1.0 + _ROUNDING_MARGIN) + math.ulp(0.0)
+    return (
+        0.0
+        if rows >= units
+        else float(bdtrc(rows, units, rate)) * (1.0 + max(_ROUNDING_MARGINS[0], _ROUNDING_MARGINS[1] * units))
+        + math.ulp(0.0)
+    )

@@ -168,11 +168,12 @@ def dominating_chain(products: Floats, clips: Floats) -> CovarianceChain:
     Candidates are the chains clip_s clip_t A_t r^(t-s), s ≤ t, of the module's docstring, for some decays r.  The
     one with the smallest sum of covariances is returned.
 
-    Guarantee: no covariance is smaller, whatever decay is chosen, where products of 1e-290 or less count as 0.
+    Guarantee: no covariance is smaller, whatever decay is chosen, except that products of 1e-290 or less may count
+    as 0.
 
     Args:
-        products: Upper bounds, 0 or more, of the inner products ⟨C_s, C_t⟩, (n, n).
-        clips: Clip of each round, (n,).
+        products: Upper bounds of the inner products ⟨C_s, C_t⟩, (n, n), 0 or more and not all 0.
+        clips: Clip of each round, (n,), 0 or more and not all 0.
     """
     # Squared norms and clips that are tiny next to the largest ones are raised, as chains divide by variances.
     products = products + np.diag(np.maximum(0.0, _MIN_COLUMN * np.max(products) - np.diag(products)))
@@ -195,10 +196,10 @@ def dominating_chain(products: Floats, clips: Floats) -> CovarianceChain:
 
 
 def _dominating_diagonal(log_overlaps: Floats, decay: float) -> Floats:
-    """Return A_t of the module's docstring, (n,).
+    """Return A_t of the module's docstring, rounded up, (n,).
 
     Args:
-        log_overlaps: ln(⟨C_s, C_t⟩ r^(s-t)), or -∞ where s > t, (n, n).
+        log_overlaps: ln(⟨C_s, C_t⟩ r^(s-t)), or -∞ where s > t or the product counts as 0, (n, n).
         decay: Decay r.
     """
     diagonal = np.exp(np.max(log_overlaps, axis=0))
@@ -222,7 +223,7 @@ def _candidate_decays(upper: Floats) -> list[float]:
     ratios = sorted(
         {min(1.0, float(later / earlier)) for later, earlier in pairs if later > _MIN_OVERLAP < earlier}
     )
-    if not ratios:  # neighbouring rounds do not overlap, and one decay suffices
+    if not ratios:  # neighbouring rounds do not overlap
         return [1e-3]
     max_decays = _MAX_DECAYS if len(first_row) < _LONG_CHAIN else _MAX_DECAYS // 3
     return [ratios[index] for index in np.unique(np.linspace(0, len(ratios) - 1, max_decays).astype(int))]
@@ -230,13 +231,13 @@ def _candidate_decays(upper: Floats) -> list[float]:
 
 @dataclass(frozen=True)
 class FadingOverlaps:
-    """Bound of the overlaps of a unit's rounds, in units of clip² / σ².
+    """Chains of a unit's epochs, and a variance that all rounds share, in units of clip² / σ².
 
-    The bound consists of a variance that all rounds share, and of a chain for each epoch.
+    Together they bound δ as the overlaps of the unit's rounds do (`find_overlaps`).
     """
 
     epoch_chains: tuple[CovarianceChain, ...]
-    """Chains of the epochs, independent of each other, and equal where epochs are nearly alike."""
+    """Chains of the epochs, independent of each other, and mostly equal where epochs are nearly alike."""
     shared_variance: float = 0.0
     """k² κ² for k epochs, the variance of the common part of a unit's k rounds (module docstring)."""
 
@@ -250,12 +251,13 @@ def find_overlaps(products: Floats, clips: Floats, bins: int) -> FadingOverlaps:
     than 0 by more than 0.1 %.  Only κ² = 0 is tried if no two rounds overlap, or if the overlaps add up to 99.9 %
     or more of the sum of its chain's covariances.
 
-    Guarantee: before it is split into epochs, the chain is above (X - κ²)+, rounded up.  The split lowers no
-    expectation of a convex function of the likelihood ratios (`CovarianceChain.split_at`).
+    Guarantee: before it is split into epochs, the chain is above (X - κ²)+, as `dominating_chain` states.  The
+    split lowers no expectation of a convex function of the likelihood ratios (`CovarianceChain.split_at`).
 
     Args:
-        products: Upper bounds, 0 or more, of the inner products of the columns of C, (n, n), for n rounds.
-        clips: Clips of the rounds, (n,), in multiples of the clip in the noise multiplier σ / clip.
+        products: Upper bounds of the inner products of the columns of C, (n, n), symmetric, 0 or more and not all
+            0, for n rounds.
+        clips: Clips of the rounds, (n,), not all 0, in multiples of the clip in the noise multiplier σ / clip.
         bins: Rounds of each epoch, of which n is a multiple.
     """
     overlaps = products * np.outer(clips, clips)
@@ -286,6 +288,7 @@ def _split_epochs(chain: CovarianceChain, bins: int, common: float) -> tuple[flo
     """Return the mean overlap of two draws of a unit, and a bound with independent chains for the epochs.
 
     A draw is one round of every epoch, and the overlap of two draws is the sum of the overlaps of their rounds.
+    The mean is that of the bound, before chains are merged.
 
     Args:
         chain: Chain above the overlaps of all rounds minus `common`, whose length is a multiple of `bins`.
@@ -304,7 +307,7 @@ def _split_epochs(chain: CovarianceChain, bins: int, common: float) -> tuple[flo
 
 
 def _merge_chains(chains: Sequence[CovarianceChain]) -> tuple[CovarianceChain, ...]:
-    """Replace chains by fewer distinct ones that lie above them, in the same order.
+    """Replace chains by chains above them, in the same order, so that similar ones become equal.
 
     Chains form groups, and each chain is replaced by one that is above all of its group.  A chain joins the first
     group whose sum of covariances is then at most 0.5 % above that of the group's original chains.  The losses of
@@ -328,7 +331,7 @@ LOST_MEAN = 1e-13
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(10)
 _THIRD_ORDER, _FOURTH_ORDER = 0.0081, 0.0235  # coefficients of η
 _MAX_CACHED = 32  # transition matrices of one grid
-# Near the least sum, points come as close to it as e^-14 of it, in steps four times as large as near 0.
+# Near the least sum, points come as close to it as e^-14 of it, in relative steps of four spacings.
 _MIN_SUM_LOG, _MIN_SUM_COARSENING = 14.0, 4.0
 _BOUNDED_STEP_VARIANCE = 2.25  # Hoeffding's inequality gives a step the variance 2.25 h²
 
@@ -413,7 +416,7 @@ class ExponentGrid:
 
     @cached_property
     def relative_error(self) -> float:
-        """Bound η of the relative error of the rounded sums, given all z_t."""
+        """Bound η of the relative error of the rounded sums in the mean, given all z_t, cut at e^100 - 1."""
         return math.expm1(
             min(100.0, max(float(np.sum(self._step_errors(ratios))) for ratios in self._cumulative_ratios))
         )

@@ -71,11 +71,11 @@ def delta_at(curve: Curve, epsilon: float) -> float:
 def epsilon_at(curve: Curve, delta: float) -> float:
     """Return the ε at which a falling curve comes down to `delta`, or infinity.
 
-    Guarantee: `curve` was evaluated at a finite returned ε.  The smallest δ never rises with ε, so that (ε',
-    `delta`)-DP holds for every larger ε', too.
+    Guarantee: at a finite returned ε `curve` was evaluated, and is at most `delta`.  The smallest δ never rises
+    with ε, so that (ε', `delta`)-DP holds for every larger ε', too.
 
     Args:
-        curve: Privacy curve.
+        curve: Upper bound of the smallest δ.
         delta: δ, at least `MIN_DELTA` and below 1.
 
     Returns:
@@ -124,7 +124,8 @@ def triangle_curve(first: Curve, second: Curve) -> Curve:
     """Return the curve of P against Q from those of P against R, and of R against Q.
 
     With δ₁ the curve `first` and δ₂ the curve `second`, the result at ε is the minimum of δ₁(ε₁) + e^ε₁ δ₂(ε₂)
-    over 257 splits ε₁ + ε₂ = ε with ε₁, ε₂ ≥ 0, rounded up.
+    over 257 splits ε₁ + ε₂ = ε with ε₁, ε₂ ≥ 0, rounded up.  The result at `MAX_EPSILON` is that at all
+    larger ε.
 
     Guarantee: every split is a bound, as for every event S, P(S) ≤ e^ε₁ R(S) + δ₁(ε₁) and R(S) ≤ e^ε₂ Q(S) +
     δ₂(ε₂).
@@ -161,7 +162,11 @@ def gaussian_curve(mu: float) -> Curve:
 
 
 def lower_gaussian_curve(mu: float) -> Curve:
-    """Return the curve of μ-GDP, rounded down, for comparison with other upper bounds."""
+    """Return the curve of μ-GDP, rounded down, for comparison with upper bounds.
+
+    Raises:
+        InputError: μ is out of its range.
+    """
     check_mu(mu)
     return lambda epsilons: _gaussian_deltas(mu, epsilons, -1.0)
 
@@ -174,7 +179,8 @@ def _gaussian_deltas(mu: float, epsilons: Floats, sign: float) -> Floats:
     values = np.asarray(epsilons, np.float64)
     if mu == 0.0:
         return np.zeros_like(values)
-    a, b = values / mu - 0.5 * mu, values / mu + 0.5 * mu
+    # Far beyond ±40 the arguments decide nothing, and their squares have to be finite.
+    a, b = (np.clip(values / mu + half * mu, -1e150, 1e150) for half in (-0.5, 0.5))
     first, second = ndtr(-a), ndtr(-a) * _tail_ratio(a, b)
     rounding_error = _ROUNDING * (1.0 + np.abs(a) * b) * (first + second) + _UNDERFLOW
     return as_floats(np.clip(first - second + sign * rounding_error, 0.0, 1.0))
@@ -215,14 +221,14 @@ def group_mu(mu: float, size: int) -> float:
     """Return the GDP parameter k·μ of k = `size` units, for a run in fixed order.
 
     Guarantee: if the run is μ-GDP for one unit, k·μ holds wherever the units take part, and for every mechanism.
-    The parameter is exact if all units take part in the same rounds.
+    For Gaussian noise the parameter is exact if all units take part in the same rounds.
 
     Args:
         mu: μ of one unit, finite and ≥ 0.
         size: Number k ≥ 1 of units.
 
     Returns:
-        k·μ, rounded up.
+        k·μ, rounded up, or infinity if it is too large for a float.
 
     Raises:
         InputError: μ or the size is out of its range.
@@ -237,7 +243,8 @@ def group_mu(mu: float, size: int) -> float:
 def group_privacy_curve(curve: Curve, size: int) -> Curve:
     """Return the bound of a group's δ from the curve of one unit: δ_k(ε) ≤ δ(ε/k) Σ_{i<k} e^{iε/k}.
 
-    The bound may rise with ε, where e^{iε/k} grows faster than the curve falls.
+    The bound may rise with ε, where e^{iε/k} grows faster than the curve falls.  For k > 1 the bound is 1 at most,
+    and that at `MAX_EPSILON` is that at all larger ε.
 
     Guarantee: neighbours are changed one unit at a time, k times, so that the bound holds for every kind of run.
 
@@ -268,8 +275,8 @@ def group_privacy_epsilon(curve: Curve, size: int, delta: float) -> float:
 
     The first such point of a grid from 0 to `MAX_EPSILON` is refined by a bisection.
 
-    Guarantee: the bound was evaluated at a finite returned ε.  The smallest δ never rises with ε, so that (ε',
-    `delta`)-DP holds for every larger ε' as well, whether the bound rises again there or not.
+    Guarantee: at a finite returned ε the bound was evaluated, and is at most `delta`.  The smallest δ never rises
+    with ε, so that (ε', `delta`)-DP holds for every larger ε' as well, whether the bound rises again there or not.
 
     Args:
         curve: Curve of one unit.

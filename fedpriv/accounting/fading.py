@@ -18,8 +18,8 @@ unit may take part in.  A run of k epochs is dominated by
 Its ratio S = (1/T) Σ w_t with w_t = e^(G_t - a_t/2) is the ratio dP/dQ of a pair P, Q that dominates the epoch.
 S' is the same ratio with -G, for the other unit under replace-one.  `chain.sum_distribution` gives E F(S) from
 above, with F = (S - γ)+ for a unit that is removed, (1 - γS)+ for one that is added, and (S - γS')+ under
-replace-one.  The G_t walk on a grid, which changes S by a relative error of η at most.  Chains of several epochs
-are independent, so that their privacy loss distributions are composed.
+replace-one.  The G_t walk on a grid, whose rounding changes S in the mean by a relative error of η at most.
+Chains of several epochs are independent, so that their privacy loss distributions are composed.
 
 Both bounds hold for increments that depend on earlier releases.  Proof, by Kahane's inequality (1985):
 docs/proofs/fading.md.
@@ -48,13 +48,13 @@ from fedpriv.accounting.symmetric import lower_hull, symmetric_loss_distribution
 
 _GAUSSIAN_REACH = 8.5  # standard deviations of a Gaussian's loss: beyond lies less than 1e-16
 _GAUSSIAN_STEPS = 40.0  # steps of the grid per standard deviation of either loss, unless it gets too long
-_GAUSSIAN_GRID_SIZE = 2**13  # largest number of points of either distribution
+_GAUSSIAN_GRID_SIZE = 2**13  # largest number of steps across either distribution
 
 
 def compose_with_gaussian(distribution: PrivacyLossDistribution, mu: float) -> PrivacyLossDistribution:
     """Compose a privacy loss distribution with that of one Gaussian release of `mu`, adaptive or not.
 
-    Guarantee: the result is an upper bound of H_ε wherever `distribution` is one, for every ε of either sign.
+    Guarantee: the result bounds H_ε from above for every ε of either sign, if `distribution` does so.
 
     Args:
         distribution: Privacy loss distribution of one direction.
@@ -108,9 +108,9 @@ class ChainResolution:
     max_points: int
     """Number of points of the grid of exponents above which its step is raised."""
     sum_spacing: float
-    """Relative step of the grid of sums for up to 25 rounds, and less for more."""
+    """Step of the grid of sums, with the factors of `ChainEpoch.sum_grid`."""
     knot_spacing: float
-    """Step in ε under replace-one, over a standard deviation of one round's loss."""
+    """Step in ε under replace-one, over `ChainEpoch.ratio_std`."""
 
 
 FINE, COARSE = ChainResolution(0.2, 200, 0.02, 0.15), ChainResolution(0.4, 80, 0.05, 0.4)
@@ -227,7 +227,7 @@ class ChainEpoch:
 
     @cached_property
     def largest_sum(self) -> float:
-        """Sum of increments w/T that few walks reach, for the top of a grid of sums.
+        """Value of S - 1 that few walks reach, for the top of a grid of sums.
 
         Bounds hold for every top.
         """
@@ -268,7 +268,7 @@ def _likelihood_ratios(
     Args:
         epoch: Epoch of T rounds.
         exponent_grid: Grid of its exponents.
-        sum_grids: Grids of S - 1 after 0, 1, …, T rounds.
+        sum_grids: Grids of the part of S - 1 from the last 0, 1, …, T rounds.
     """
     half_variances, scales = 0.5 * exponent_grid.variances, exponent_grid.scales
 
@@ -315,7 +315,7 @@ def epoch_addition_losses(epoch: ChainEpoch) -> PrivacyLossDistribution | None:
     Values of S are divided by 1 + η, for the relative error η of the walk.  Mass at S = 0, and mass of walks that
     leave the grid of exponents, count as infinite loss.
 
-    The grid of the sum over k rounds begins at the least value of this sum, so that no sum is moved up to the
+    The grid of the sum over k ≥ 1 rounds begins at the infimum of this sum, so that no sum is moved up to the
     bottom, which would lower E (1 - γS)+.  Points are dense at the bottom, where S is near 0 and -ln S large.
     """
     if (exponent_grid := epoch.exponent_grid) is None:

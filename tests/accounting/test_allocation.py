@@ -333,3 +333,8 @@ def test_ratios_above_the_cap_count_as_at_the_cap(cap: float) -> None:
     assert law.losses[0] == pytest.approx(-math.log(cap))
     reference = float(addition_loss_distribution(0.7, 8, 2**16, 64.0).deltas(0.4))
     assert float(law.deltas(0.4)) >= reference * (1 - 1e-3)
+
+
+def test_noise_next_to_none_has_no_finite_epsilon() -> None:
+    """Before: an OverflowError from the multiplier's square."""
+    assert math.isinf(AllocatedGaussian(1e-160, 2).epsilon_of(1e-5))

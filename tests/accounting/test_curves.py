@@ -198,6 +198,20 @@ def test_round_capacity_is_the_smallest_with_a_negligible_overflow_probability(u
     assert round_capacity.row_count <= units
 
 
+def test_guarantee_overflow_probability_of_a_billion_units_is_rounded_up() -> None:
+    """Before: below the probability by 3 millionths of it, where rounding took 4 and one was added."""
+    capacity = find_capacity(10**9, 1e-3)
+    exact = float(binom.sf(capacity.row_count, 10**9, 1e-3))
+    assert exact <= capacity.overflow_probability <= exact * (1.0 + 4e-5)
+
+
+@pytest.mark.parametrize(("mu", "bounds"), [(1e-160, (0.0, 1e-300)), (1e200, (0.0, 1.0))])
+def test_gaussian_curves_of_extreme_mu_are_numbers(mu: float, bounds: tuple[float, float]) -> None:
+    """Before: δ was NaN, and with it the least of several bounds."""
+    epsilons = np.array([1.0])
+    assert (curves.lower_gaussian_curve(mu)(epsilons)[0], curves.gaussian_curve(mu)(epsilons)[0]) == bounds
+
+
 def test_poisson_calibration_works_without_the_dp_accounting_package() -> None:
     """It keeps attrs below 24 for all that is installed beside it, so that it is an oracle of the tests alone."""
     code = (

@@ -180,6 +180,13 @@ def test_overlap_bounds_with_other_epochs_or_rounds_than_the_run_are_refused() -
             AllocatedGaussian(1.0, bins=5, overlaps=FadingOverlaps(tuple(chains)))
 
 
+def test_chains_of_rounds_that_do_not_overlap_change_nothing_under_replace_one() -> None:
+    """Before: several epochs were refused, for chains of the run beside a single epoch of it."""
+    overlaps = chain.find_overlaps(np.eye(4), np.ones(4), 2)
+    with_chains, without = (AllocatedGaussian(2.0, 2, 2, "replace-one", 0.0, bound) for bound in (overlaps, None))
+    assert with_chains.epsilon_of(1e-5) <= without.epsilon_of(1e-5)
+
+
 def test_replace_one_delta_at_negative_epsilon_is_at_least_one_minus_exp_epsilon() -> None:
     """H_ε ≥ 1 - e^ε."""
     law, epsilons = (

@@ -62,6 +62,9 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
     (lambda: calibrate(1e-12, 1e-10, 60), "no noise multiplier"),
     (lambda: min_noise_multiplier(lambda z: 1.0, lambda z: 1.0, 1e-5), "no noise multiplier"),
     (lambda: PoissonGaussian(0.0, 0.1, 1), "noise_multiplier"),
+    # before: ValueError and OverflowError, once its curve was computed
+    (lambda: PoissonGaussian(1e-200, 0.1, 1), "noise_multiplier = 1e-200"),
+    (lambda: PoissonGaussian(1e200, 0.1, 1), r"noise_multiplier = 1e\+200"),
     (lambda: PoissonGaussian(1.0, 0.0, 1), "sampling_rate"),
     (lambda: PoissonGaussian(1.0, 1.1, 1), "sampling_rate"),
     (lambda: PoissonGaussian(1.0, 0.1, 0), "rounds"),
@@ -84,7 +87,8 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
     (lambda: find_capacity(10, 1.5), "capacity"),
     (lambda: overflow_slack(find_capacity(10, 0.5), 0), "rounds"),
     # charges and budgets
-    (lambda: min_mu(lambda epsilons: np.full_like(epsilons, 0.01), 1e-6), "never comes down"),
+    (lambda: min_mu(lambda epsilons: np.full_like(epsilons, 0.01), 1e-6), "above it at epsilon = 700"),
+    (lambda: min_mu(gaussian_curve(20.0), 1e-7), "no mu up to 1000 is certified"),
     (lambda: min_mu(AllocatedGaussian(0.9205, 60).curve, 1e-12), "1e-10"),
     (lambda: ApproximateGDP(-1.0, 0.0), "mu"),
     (lambda: ApproximateGDP(1.0, 1.0), "slack"),

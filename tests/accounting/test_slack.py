@@ -145,6 +145,13 @@ def test_charges_whose_sums_are_floats_are_added_exactly() -> None:
     assert compose_charges([first, second]) == ApproximateGDP(5.0, 3e-8)
 
 
+def test_charges_whose_squares_fit_no_float_are_added_and_refused() -> None:
+    """Before: an OverflowError from the square of μ, where a budget has to refuse the run."""
+    assert compose_charges([ApproximateGDP(3e200), ApproximateGDP(4e200)]) == ApproximateGDP(5e200)
+    assert LifetimeBudget(5e200).remaining([ApproximateGDP(3e200)]) == ApproximateGDP(4e200)
+    assert "mu = 1e+160" in require(LifetimeBudget(1.0).why_over_budget([], ApproximateGDP(1e160)))
+
+
 def test_a_curve_below_the_slack_costs_nothing() -> None:
     assert min_mu(lambda epsilons: np.full_like(epsilons, 1e-9), 1e-6) == 0.0
 
