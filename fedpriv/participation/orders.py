@@ -126,9 +126,11 @@ def check_dependence(part: object, allowed_dependence: Dependence, limiting_part
 def _name_of_cause(part: Any, allowed_dependence: Dependence) -> str:
     """Return the name of the objective or view that is the cause of an excess.
 
-    The cause is the innermost one, going from a view to its `base`, that depends on more than is allowed.
+    The search goes on from a view to the objective `base` while this objective depends on too much as well.
     """
-    while (base := getattr(part, "base", None)) is not None and declared_dependence(base) & ~allowed_dependence:
+    while hasattr(base := getattr(part, "base", None), "per_record") and (
+        declared_dependence(base) & ~allowed_dependence
+    ):
         part = base
     return getattr(part, "title", "") or type(part).__name__
 
@@ -167,7 +169,7 @@ class ParticipationKeys:
             name: Name of the participation in the message.
 
         Raises:
-            InputError: There is more than one group.
+            InputError: The number of groups is not 1.
         """
         if self.groups != 1:
             raise InputError(
@@ -222,7 +224,7 @@ class ReleasedSums(Protocol):
             groups: Least distance of two rounds of one record, in rounds.
 
         Raises:
-            InputError: Rounds overlap, and the noise has no bound of the overlap.
+            InputError: Rounds overlap, and no bound of the overlap can be computed.
         """
         ...
 
@@ -234,11 +236,14 @@ class ReleasedSums(Protocol):
         Args:
             groups: Distance of two consecutive rounds in which a record may take part.
             bins: Number of rounds of an epoch in which a record may take part.
+
+        Raises:
+            InputError: `displacement_and_overlap` refuses the sums.
         """
         ...
 
     def displacement(self, distance: float) -> float:
-        """Return `distance` times the record's weight, for the neighbouring relation."""
+        """Return `distance` times the record's weight and the factor of the neighbouring relation."""
         ...
 
     @property
@@ -258,7 +263,7 @@ class Participation(Protocol):
     secret: ClassVar[bool]
     """Secrecy of rounds: True if only the silo that holds a record may know the record's rounds."""
     client_initiated: ClassVar[bool]
-    """Initiative: True if participants decide when they take part, as clients of a pool do.
+    """Initiative: True if participants decide when they take part, as clients that come by themselves do.
 
     Records of a silo do not decide this.
     """
@@ -274,7 +279,7 @@ class Participation(Protocol):
             keys: Keys of the scenario for participation.
 
         Raises:
-            InputError: The participation does not take one of the `keys`.
+            InputError: The participation does not take one of the `keys`, or the order or a value does not fit.
         """
         ...
 
@@ -283,7 +288,7 @@ class Participation(Protocol):
 
     @property
     def rounds_per_epoch(self) -> int:
-        """Number of rounds of one pass, expected if sampled."""
+        """Number of rounds with records in one pass, expected if sampled."""
         ...
 
     @property
@@ -327,6 +332,9 @@ class Participation(Protocol):
             batch: Number of records of a batch.
             silo: Number of the silo.
             randomness: Function that returns the silo's own sampling randomness.
+
+        Raises:
+            ValueError: Round t does not exist.
         """
         ...
 
@@ -372,12 +380,17 @@ class Participation(Protocol):
         ...
 
     def calibrated_mu(self, sums: ReleasedSums, mu: float, delta: float) -> float:
-        """Return μ' for which noise of std `sums.displacement(distance(sums))` / μ' has the ε of μ-GDP at δ.
+        """Return about the largest μ' whose noise has at most the ε of μ-GDP at δ.
+
+        The noise of μ' has standard deviation `sums.displacement(distance(sums))` / μ'.
 
         Args:
             sums: Running sums that are released.
             mu: μ of the target, above 0.
-            delta: δ at which both have the same ε.
+            delta: δ at which ε is compared.
+
+        Raises:
+            InputError: The sums cannot be accounted for, or no noise reaches the target.
         """
         ...
 
@@ -387,7 +400,7 @@ class Participation(Protocol):
         ...
 
     def to_data(self) -> dict[str, Any]:
-        """Return plain data, from which `registry.participation_from_data` builds the participation again."""
+        """Return plain data, from which `registry.participation_from_data` builds it again for accounting."""
         ...
 
     @classmethod
@@ -493,7 +506,7 @@ class PublicOrder(PublicRounds):
 class FixedOrder(PublicOrder):
     """Fixed order: every silo reads its batches in order, epoch after epoch.
 
-    With rounds_per_epoch == rounds each record takes part in exactly one round (single pass).  A round reads one
+    With rounds_per_epoch == rounds each batch is read in exactly one round (single pass).  A round reads one
     batch, unless a single pass has `batch_counts`, the number of batches of every round.
 
     Guarantee: the records that are read in round p ≤ `rounds_per_epoch` take part in those of the rounds p,
@@ -546,7 +559,7 @@ class FixedOrder(PublicOrder):
         return sum(self.batch_counts) if self.batch_counts else self.rounds_per_epoch
 
     def truncate(self, rounds: int) -> "FixedOrder":
-        """Return the first `rounds` rounds, without `batch_counts`, which no accountant needs."""
+        """Return the first `rounds` rounds, without `batch_counts` and `seed`, which no accountant needs."""
         return FixedOrder(rounds, self.rounds_per_epoch)
 
     @cached_property
@@ -555,7 +568,7 @@ class FixedOrder(PublicOrder):
         return [0, *itertools.accumulate(self.batch_counts)]
 
     def to_data(self) -> dict[str, Any]:
-        """Return plain data without `batch_counts`, which no accountant needs."""
+        """Return plain data without `batch_counts` and `seed`, which no accountant needs."""
         return {"name": self.name, "rounds": self.rounds, "rounds_per_epoch": self.rounds_per_epoch}
 
 
@@ -631,7 +644,7 @@ class FreshOrder(PublicOrder):
         return range(index, index + 1)
 
     def truncate(self, rounds: int) -> "FreshOrder":
-        """Return the first `rounds` rounds, with the digest of the permutations that they reach."""
+        """Return the first `rounds` ≥ 1 rounds, with the digest of the permutations that they reach."""
         return FreshOrder(rounds, self.rounds_per_epoch, self.seed)
 
     @property

@@ -46,7 +46,7 @@ class DrawnOrder(PublicRounds, MinSeparation):
 
     Guarantee: accounting is that of `MinSeparation`.  It holds for every pattern of at most `max_participations`
     rounds, `min_separation` or more apart, also for a pattern that an adversary knows or chooses.  `select_rows`
-    refuses rounds that are no such pattern.
+    refuses rounds that are no such pattern, if `rounds_of` is a pure function.
     """
 
     title: ClassVar[str]
@@ -54,8 +54,8 @@ class DrawnOrder(PublicRounds, MinSeparation):
     rounds_per_epoch: int
     """Number of rounds of one pass.
 
-    A silo holds as many batches, and a round should read as many records as one batch in expectation: its sum is
-    divided by this number, however many records are drawn.
+    A silo holds as many batches.  A round should read as many records as one batch in expectation, since its sum
+    is divided by the size of a batch, however many records are drawn.
     """
 
     @classmethod
@@ -98,7 +98,7 @@ class DrawnOrder(PublicRounds, MinSeparation):
         return self.rounds_per_epoch
 
     def truncate(self, rounds: int) -> Self:
-        """Return the participation in a run that stopped after `rounds` rounds."""
+        """Return the participation in a run that stopped after `rounds` ≥ 1 rounds."""
         return dataclasses.replace(self, rounds=rounds)
 
     def expected_batches(self, t: int) -> int:
@@ -124,7 +124,7 @@ class DrawnOrder(PublicRounds, MinSeparation):
             randomness: Function that returns the silo's own sampling randomness.
 
         Raises:
-            RunError: The array has another shape, a round is no integer from 0 to `rounds`, or a row has more
+            RunError: The array has another shape, a number is no integer from 0 to `rounds`, or a row has more
                 rounds, or closer ones, than is charged.
             ValueError: Round t does not exist, or `rounds_of` returns rows of different lengths.
         """
@@ -207,8 +207,8 @@ class ClientAvailability(DrawnOrder):
             keys: Keys of the scenario for participation, with a `min_separation` of 1 or more.
 
         Raises:
-            InputError: `min_separation` is missing or too large, `max_participations` is below 1, or there is more
-                than one group.
+            InputError: `min_separation` is missing, below 1 or too large, `max_participations` is below 1, or
+                there is more than one group.
         """
         keys.refuse_groups(cls.name)
         if not keys.min_separation:
@@ -288,7 +288,7 @@ def add_participation(kind: type[DrawnOrder]) -> None:
 
     Args:
         kind: Frozen dataclass, a subclass of `DrawnOrder`, with a `title`, and with a `name` of lower-case
-            letters, digits and dashes.
+            letters, digits and dashes, which does not begin with a dash.
 
     Raises:
         InputError: The class is no subclass of `DrawnOrder`, has no such name or no title, has the name of a
@@ -299,13 +299,13 @@ def add_participation(kind: type[DrawnOrder]) -> None:
             f"add_participation: expected a subclass of DrawnOrder, found {kind!r}; see docs/participation.md"
         )
     name = getattr(kind, "name", "")
-    if name in PARTICIPATIONS:
-        raise InputError(f"add_participation: {name!r} is a participation of fedpriv; give yours another name")
     if not (isinstance(name, str) and re.fullmatch(r"[a-z0-9][a-z0-9-]*", name)) or not getattr(kind, "title", ""):
         raise InputError(
             f"add_participation: {kind.__name__} has the name {name!r}: needed are a `title`, and a `name` of "
-            "lower-case letters, digits and dashes"
+            "lower-case letters, digits and dashes, without a dash in front"
         )
+    if name in PARTICIPATIONS:
+        raise InputError(f"add_participation: {name!r} is a participation of fedpriv; give yours another name")
     # Members are compared with those of `DrawnOrder` without calling them.
     overridden = [
         member
@@ -325,6 +325,9 @@ def lookup_sampling_class(name: str) -> type[Participation] | None:
     """Return the class of the value `name` of `federation.sampling`, or None without such a class.
 
     Extensions are imported before a name counts as unknown.
+
+    Raises:
+        InputError: An extension cannot be imported.
     """
     if name not in PARTICIPATIONS and name not in USER_PARTICIPATIONS:
         load_extensions()
@@ -335,7 +338,7 @@ def find_sampling_class(name: str) -> type[Participation]:
     """Return the class of the value `name` of `federation.sampling`.
 
     Raises:
-        InputError: There is no such class.
+        InputError: There is no such class, or an extension cannot be imported.
     """
     if (kind := lookup_sampling_class(name)) is None:
         raise InputError(
@@ -357,8 +360,8 @@ def make_participation(name: str, order: Participation, keys: ParticipationKeys)
         keys: Further keys of [federation].
 
     Raises:
-        InputError: There is no participation of this name, it refuses the order or the keys, or a user's class
-            builds something that does not fit.
+        InputError: There is no participation of this name, it refuses the order or the keys, a user's class
+            builds something that does not fit, or an extension cannot be imported.
     """
     kind = find_sampling_class(name)
     result = kind.from_schedule(order, keys)
@@ -402,8 +405,10 @@ def participation_from_data(data: Mapping[str, Any]) -> Participation:
     """Build a participation from the data of `Participation.to_data`.
 
     Raises:
-        InputError: There is no participation of that name, or it refuses its numbers.
-        KeyError or TypeError: The data have no name, or keys or types that the participation lacks.
+        InputError: There is no participation of that name, it refuses its numbers, or an extension cannot be
+            imported.
+        KeyError or TypeError: The data lack a key, or have a key or a type that the participation does not take.
+        ValueError: `batch_counts` of a fixed order do not fit its rounds.
     """
     settings = dict(data)
     name = settings.pop("name")

@@ -104,10 +104,10 @@ class SecretOrder(PlainDataclass):
         return self.bins
 
     def capacity(self, batch: int) -> Capacity:
-        """Return the number of rows that a round exceeds with probability 2^-40 at most, and that probability.
+        """Return the capacity of a round, which the round exceeds with probability 2^-40 at most.
 
-        A round on integers fills up to this number with dummy records, so that its duration does not reveal how
-        many records were drawn.
+        The capacity is a number of rows, with a bound of that probability.  A round on integers fills up to this
+        number with dummy records, so that its duration does not reveal how many records were drawn.
 
         Args:
             batch: Expected number of records of a round.
@@ -129,8 +129,11 @@ class SecretOrder(PlainDataclass):
 
         Args:
             epsilon: Target ε, above 0.
-            delta: Target δ, 1e-10 or more.
+            delta: Target δ, from 1e-10 to below 1.
             relation: Neighbouring relation.
+
+        Raises:
+            InputError: No noise that is tried is enough, or a number is out of its range.
         """
         raise NotImplementedError
 
@@ -140,6 +143,9 @@ class SecretOrder(PlainDataclass):
         Args:
             multiplier: Noise multiplier, above 0.
             relation: Neighbouring relation.
+
+        Raises:
+            InputError: The multiplier or another number is out of its range.
         """
         raise NotImplementedError
 
@@ -159,6 +165,9 @@ class SecretOrder(PlainDataclass):
         Args:
             mu: μ of one known round, above 0.
             relation: Neighbouring relation.
+
+        Raises:
+            InputError: `guarantee_for_noise` refuses the noise multiplier.
         """
         return self.guarantee_for_noise((1.0 - 1e-12) * RELATION_FACTOR[relation] / mu, relation)
 
@@ -166,16 +175,22 @@ class SecretOrder(PlainDataclass):
         """Return the distance, for `ReleasedSums.displacement`, of one round of a record.
 
         The distance is divided by 2 under replace-one, since the accounting has this factor already.
+
+        Raises:
+            InputError: There is no such distance for these sums.
         """
         return sums.block_displacement(self.groups) / RELATION_FACTOR[sums.relation]
 
     def calibrated_mu(self, sums: ReleasedSums, mu: float, delta: float) -> float:
-        """Return the inverse noise multiplier that gives at δ the ε of μ-GDP, rounded down for more noise.
+        """Return an inverse noise multiplier that gives at δ at most the ε of μ-GDP, rounded down.
 
         Args:
             sums: Running sums that are released.
             mu: μ of the target, above 0.
-            delta: δ at which both have the same ε.
+            delta: δ at which ε is compared.
+
+        Raises:
+            InputError: The sums cannot be accounted for, or no noise that is tried is enough.
         """
         return (1.0 - 1e-12) / self._calibrate_sums(sums, epsilon_of(mu, delta), delta).noise_multiplier
 
@@ -187,8 +202,8 @@ class SecretOrder(PlainDataclass):
 class RandomAllocation(SecretOrder):
     """Random allocation: in every epoch each record takes part in one round, drawn in secret.
 
-    A silo's sum is divided by the expected number of records, which is public, and never by the number of drawn
-    records.
+    If a run ends within an epoch, a record's round of this epoch may be one that the run does not reach.  A silo's
+    sum is divided by the expected number of records, which is public, and never by the number of drawn records.
 
     Guarantee: records choose uniformly among the rounds of their group, independently of each other and of other
     epochs, and only the silo that holds a record knows its round.  (Equal batches of a shuffled order are another
@@ -387,9 +402,14 @@ class PoissonSampling(SecretOrder):
             batch: Expected number of records of a round.
             silo: Number of the silo.
             randomness: Function that returns the silo's own sampling randomness.
+
+        Raises:
+            ValueError: Round t does not exist.
         """
-        rows = np.flatnonzero(randomness().bernoulli(self.batches_per_silo * batch, self.rate, silo, t))
-        return rows if self.groups == 1 else rows[rows % self.groups == self.group_rows(t).start]
+        group, count = self.group_rows(t), self.batches_per_silo * batch  # refuses a round that does not exist
+        return np.asarray(
+            self.groups * np.flatnonzero(randomness().bernoulli(count, self.rate, silo, t)[group]) + group.start
+        )
 
     def calibrate(self, epsilon: float, delta: float, relation: Relation) -> PoissonGaussian:
         return calibrated_poisson(epsilon, delta, self.rate, self._sampling_rounds, relation)

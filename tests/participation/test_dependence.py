@@ -79,6 +79,12 @@ def test_guarantee_no_wrapper_hides_undeclared_or_position_dependence_of_its_inn
     assert not any(fact & OWN_FACTS for fact in (Dependence.POSITION, Dependence.BATCH, Dependence.UNKNOWN))
 
 
+def test_a_base_that_is_no_objective_is_not_named_as_the_cause() -> None:
+    part = dataclasses.make_dataclass("Logarithm", [("base", float)])(2.0)
+    with pytest.raises(InputError, match=r"^a sampling does not go with Logarithm, "):
+        check_dependence(part, OWN_FACTS, "a sampling")
+
+
 def test_every_participation_declares_the_dependence_that_it_allows() -> None:
     for kind in PARTICIPATIONS.values():
         assert kind.allowed_dependence == (OWN_FACTS if kind.secret else PUBLIC_ORDER_FACTS)

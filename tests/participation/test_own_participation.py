@@ -69,6 +69,7 @@ REFUSED: list[tuple[Any, ...]] = [
     ("expected a subclass of DrawnOrder", add_participation, FixedOrder),
     ("has the name 'Loud'", add_participation, named("Loud")),
     ("has the name 7", add_participation, named(7)),
+    (r"has the name \['list'\]", add_participation, named(["list"])),
     ("needed are a `title`", add_participation, named("mute", title="")),
     ("has a 'max_rounds_per_record' of its own", add_participation, named("cheap", max_rounds_per_record=1)),
     ("has a 'select_rows' of its own", add_participation, named("own", select_rows=lambda *_: [])),

@@ -52,7 +52,13 @@ def test_every_round_of_a_single_pass_has_a_number_of_batches(numbers: tuple[int
 @pytest.mark.parametrize("t", [0, -1, 7])
 @pytest.mark.parametrize(
     "order",
-    [FixedOrder(6, 3), Phases((3, 1)), BalancedSubsampling(6, 3), ClientAvailability(6, 2, 2, 3)],
+    [
+        FixedOrder(6, 3),
+        Phases((3, 1)),
+        BalancedSubsampling(6, 3),
+        PoissonSampling(6, 3),
+        ClientAvailability(6, 2, 2, 3),
+    ],
     ids=lambda order: order.name,
 )
 def test_round_numbers_outside_the_schedule_are_refused(order: Participation, t: int) -> None:

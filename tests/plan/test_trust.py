@@ -3,7 +3,7 @@
 import pytest
 
 from fedpriv.core.random import SERVER
-from fedpriv.noise.trust import CLIENT, RECORD, TRUSTS, find_trust
+from fedpriv.noise.trust import CLIENT, RECORD, TRUSTS, UNITS, find_trust
 
 
 def test_noise_is_calibrated_to_the_record_with_the_largest_weight() -> None:
@@ -41,6 +41,14 @@ def test_a_trust_setting_covers_only_settings_that_need_no_more_trust() -> None:
         assert [setting.covers(other) for other in order] == [at <= place for at in range(len(order))]
         alone = [asked.charges_own_messages(setting) for asked in order]
         assert alone == [at == 0 or at > place for at in range(len(order))]
+
+
+def test_guarantee_a_unit_covers_itself_and_records_only() -> None:
+    """A person may have several clients, each protected by itself."""
+    covered = {
+        name: [other.name for other in UNITS.values() if unit.covers(other)] for name, unit in UNITS.items()
+    }
+    assert covered == {"record": ["record"], "user": ["record", "user"], "client": ["record", "client"]}
 
 
 def test_protection_texts_differ_for_clients_and_records_under_a_trusted_server() -> None:
