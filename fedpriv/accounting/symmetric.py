@@ -287,8 +287,8 @@ def symmetric_loss_distribution(epsilons: Floats, bounds: Floats) -> PrivacyLoss
     P(loss = l), which gives the masses below 0.  The mass at 0 is 1 - `bounds`[0] - 2 s_1, and the last bound is
     the mass at infinity.  Negative masses are raised to 0.
 
-    Guarantee: no δ of one release is below `bounds`, nor below their chords over γ.  No δ of a composition is below
-    that of symmetric pairs whose hockey sticks are nowhere above these.
+    Guarantee: no δ of one release is below `bounds`, nor below their chords over γ.  No δ of a composition is
+    below that of symmetric pairs whose hockey sticks are nowhere above these.
 
     Args:
         epsilons: ε ≥ 0, ascending from 0, (n,).

@@ -8,9 +8,10 @@
 
 A is the matrix of running sums, (A s)_t = s_t + decay (A s)_(t-1), or s_t where the sums begin or restart.  The
 noise of round t is (B z)_t for fresh vectors z, and a record is charged for the distance by which it moves C s.
-s_t is the sum of the increments of round t, the contributions of its records, each of norm clip_t at most.  In a fixed order a record takes part every
-`rounds_per_epoch` rounds, in separated participations in any rounds that are far enough apart, and in a single
-pass once.  d_t and noise_t are sizes of the noise of round t, in multiples of fresh vectors, and S is the clip.
+s_t is the sum of the increments of round t, the contributions of its records, each of norm clip_t at most.  In a
+fixed order a record takes part every `rounds_per_epoch` rounds, in separated participations in any rounds that are
+far enough apart, and in a single pass once.  d_t and noise_t are sizes of the noise of round t, in multiples of
+fresh vectors, and S is the clip.
 
 A workload has the decay, the clip of every round, the rounds in which records take part, and the period after
 which the sums restart, if they do.  Rounds t count from 1.
@@ -546,11 +547,12 @@ class PhaseEnds(Mechanism):
     `largest_step` is the largest step of any phase.  `smoothness` and `lipschitz` are constants of every loss.
 
     Guarantee: every record belongs to one phase.  A record with gradient at most C in a batch of B moves the
-    iterate after its round by at most step · C/B under zero-out (twice that under replace-one).  Later rounds of the phase
-    do not move the two trajectories apart, so the phase's average iterate moves by at most step · C/B.  In units
-    of the step, this is the record's weight times its clip, and noise in these units is charged with it.  The
-    bound holds for convex, smooth losses whose gradients the clip never changes (a clipped gradient step is no
-    contraction), and for the phase starts and the output only: the queries inside a phase are not private.
+    iterate after its round by at most step · C/B under zero-out (twice that under replace-one).  Later rounds of
+    the phase do not move the two trajectories apart, so that this bounds the move of the phase's average iterate,
+    too.  In units of the step, step · C/B is the record's weight times its clip, and noise in these units is
+    charged with it.  The bound holds for convex, smooth losses whose gradients the clip never changes (a clipped
+    gradient step is no contraction), and for the phase starts and the output only: the queries inside a phase are
+    not private.
     """
 
     name: ClassVar[str] = "phase-ends"

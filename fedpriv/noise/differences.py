@@ -322,7 +322,7 @@ def paper_window_counts(rounds: int, rounds_per_epoch: int) -> tuple[float, floa
         rounds_per_epoch: N.
 
     Raises:
-        InputError: N < 6.  At N = 2 the first count is too small, and at N = 1 both are 0, which is no noise at all.
+        InputError: N < 6.  At N = 2 the first count is too small.  At N = 1 both are 0, which is no noise.
     """
     if rounds_per_epoch < 6:
         raise InputError(
@@ -382,8 +382,8 @@ class AlignedDifferences(DifferenceTrees):
 
         The release at position p of an epoch has three noises: n, the filtered noise of the nodes of prefix p; c,
         the noise carried over from earlier epochs, decayed by decay^p; and, if N > 1, the noise of the r tree,
-        independent of n and c.  n and c are correlated, because both may contain noise of the same nodes.  The variances are for
-        fresh vectors of variance 1.
+        independent of n and c.  n and c are correlated, because both may contain noise of the same nodes.  The
+        variances are for fresh vectors of variance 1.
         """
         self.check_workload(workload)
         # Per unit of squared weight of a node: node_variance of n, past_variance of c, and their covariance.
