@@ -279,7 +279,7 @@ def used_ends(rounds: int, rounds_per_epoch: int, level: int, earliest: int = 1)
 
 
 def node_squared_norms(ends: Ends, level: int, rounds_per_epoch: int, decay: float, squares: Floats) -> Floats:
-    """Sum squares[t] decay^{2(z-t)} over the rounds t of a level's nodes, for each record's position, (N,).
+    """Sum squares[t] decay^{2(z-t)} over the rounds t of a level's nodes, for each position, (N,).
 
     Args:
         ends: Last round z of each node.
