@@ -85,7 +85,7 @@ def column_scale(squared_norms: Floats, workload: Workload) -> Floats:
         workload: Workload with the clips.
 
     Raises:
-        InputError: Records take part more than once, or in secret.
+        InputError: Records take part more than once, in secret, or in fresh permutations.
     """
     if not workload.public_order.single_pass:
         raise InputError("column scale: records take part more than once; their scale is fixed_order_scale")
@@ -162,7 +162,7 @@ def toeplitz_inner(coefficients: Floats, rounds: int, block: int | None = None) 
     partial_sums: dict[int, Floats] = {}
 
     def inner(columns: NDArray[np.int64]) -> Floats:
-        """Compute the inner products of some columns, (n,) -> (n, n), from one partial sum for each lag."""
+        """Compute the inner products of some columns, (n,) -> (n, n), from the partial sums of each lag."""
         block_starts = columns // length * length
         rounds_after = np.minimum(block_starts + length, rounds) - 1 - columns  # rounds of the block that follow
         # Two columns at a lag have the sum of c_k c_{k+lag} over k = 0 … rounds after the later one.
@@ -245,7 +245,7 @@ class Mechanism(Protocol):
     """
 
     fades: ClassVar[bool] = False
-    """True for a C ≥ 0 whose columns fade but never end.
+    """True for a C ≥ 0 whose columns never grow and may go on to the end of the run.
 
     The overlap of two rounds of a record then follows from the inner products of `columns`.
     """
@@ -328,7 +328,7 @@ class Mechanism(Protocol):
         return cls(**{key: tuple(value) if isinstance(value, list) else value for key, value in data.items()})
 
     def certified(self, workload: Workload) -> Sensitivity:
-        """Return the sensitivity together with its certificate."""
+        """Return the sensitivity and the way in which it was computed."""
         ...
 
     def attained_sensitivity(self, workload: Workload) -> Sensitivity:
@@ -336,7 +336,7 @@ class Mechanism(Protocol):
         return self.certified(workload)
 
     def sensitivity(self, workload: Workload) -> float:
-        """Compute the l2 distance by which one record can move C s.
+        """Compute the l2 distance by which one record can move C s, or an upper bound of it.
 
         Zero-out is presumed to move each increment of the record by at most its clip norm.  Noise z_t ~ N(0, σ² I)
         then gives μ-GDP for everything that is released over the whole run, with μ = sensitivity / σ under

@@ -1,8 +1,8 @@
 """Table of mechanisms, by name: those of fedpriv, and those that users add.
 
 A mechanism adds noise B z to running sums A s, where s are the sums of a round's clipped contributions and
-z are normal vectors.  With C = B^-1 A, its sensitivity is the largest distance by which one record moves C s.  Its
-certificate is what it states about the sensitivity.  The certificate of a user's mechanism is not believed but
+z are fresh vectors of noise.  With A = B C, its sensitivity is the largest distance by which one record moves C s.
+Its certificate is its statement of the sensitivity.  The certificate of a user's mechanism is not believed but
 checked, with B measured on unit vectors (`check_mechanism_claims`).
 """
 
@@ -45,7 +45,7 @@ from fedpriv.noise.tree import BinaryTree, PaperTree
 MAX_ROUNDS = 2000
 """Most rounds T of a mechanism that is measured, which takes T² numbers."""
 _ROUNDING = 1e-6
-"""Relative tolerance, above the difference of a certificate in floats and a solved triangular system."""
+"""Relative tolerance for the rounding of certificates, of B and of the solution C of B C = A."""
 
 
 def check_mechanism_claims(mechanism: Mechanism, workload: Workload) -> None:
@@ -62,7 +62,8 @@ def check_mechanism_claims(mechanism: Mechanism, workload: Workload) -> None:
     Comparisons with `fresh_std` and with the sensitivity allow for a relative 1e-6 of rounding.
 
     Guarantee: in a public order, and for any queries, a mechanism that passes has a certificate that is not below
-    the sensitivity of C = B^-1 A by more than a relative 1e-6, for the B that its `noise` applies to unit vectors.
+    the sensitivity of C = B^-1 A by more than a relative 1e-6, for the B that its `noise` applies to unit vectors
+    and the C that floating point finds by forward substitution.
 
     Args:
         mechanism: Mechanism of a user.
@@ -72,6 +73,8 @@ def check_mechanism_claims(mechanism: Mechanism, workload: Workload) -> None:
         InputError: A claim is wrong or cannot be measured, or the workload has secret participation or too many
             rounds.
     """
+    from scipy.linalg import solve_triangular  # the command line starts without it
+
     name = f"mechanism {mechanism.name!r}"
     if getattr(workload.schedule, "secret", False):
         raise InputError(f"{name}: secret participation is accounted for with fedpriv's own mechanisms only")
@@ -86,17 +89,18 @@ def check_mechanism_claims(mechanism: Mechanism, workload: Workload) -> None:
     diagonal = np.diag(rows)
     if np.any(np.triu(rows, 1)) or not np.all(diagonal > 0.0):
         raise InputError(f"{name}: row t of B z adds a multiple above 0 of z_t, and no later vector")
-    if mechanism.fresh_std > float(np.min(diagonal)) * (1.0 + _ROUNDING):
+    if not mechanism.fresh_std <= float(np.min(diagonal)) * (1.0 + _ROUNDING):
         min_fresh_text = format_lower(float(np.min(diagonal)))
         raise InputError(
             f"{name}: fresh_std = {format_upper(mechanism.fresh_std)}, and a round adds {min_fresh_text}"
         )
     if state_length > (memory_vectors := mechanism.memory_vectors(workload)):
         raise InputError(f"{name}: memory_vectors = {memory_vectors}, and a state holds {state_length}")
-    c: Floats = np.linalg.solve(rows, _prefix_sum_matrix(workload)).astype(np.float64)
+    c: Floats = solve_triangular(rows, _prefix_sum_matrix(workload), lower=True, check_finite=False)
     products = Columns(np.sum(c**2, axis=0), lambda rounds: np.abs(c[:, rounds].T @ c[:, rounds]))
-    displacement = of_columns(products, workload).value
-    claim = min(mechanism.certified(workload).value, mechanism.attained_sensitivity(workload).value)
+    displacement = of_columns(products, workload).value if np.all(np.isfinite(products.squared_norms)) else np.inf
+    # NaN of either one is refused.
+    claim = np.minimum(mechanism.certified(workload).value, mechanism.attained_sensitivity(workload).value)
     if not claim >= displacement * (1.0 - _ROUNDING):
         raise InputError(
             f"{name}: its certificate says that a record moves C s by {claim:.6g} at most, and what it streams "
@@ -166,8 +170,8 @@ USER_MECHANISMS: dict[str, type[Mechanism]] = {}
 def add_mechanism(kind: type[Mechanism]) -> None:
     """Add a mechanism to the table, for scenarios that name it and for reading back runs with it.
 
-    A user's mechanism of the same name is replaced.  The class is not tested here: `check_readable` does that
-    before a run.
+    A user's mechanism of the same name is replaced.  Claims of the class are not tested here: `check_readable`
+    does that before a run.
 
     Args:
         kind: Frozen dataclass and subclass of `Mechanism`, with fields of numbers, text and tuples.
@@ -187,7 +191,7 @@ def add_mechanism(kind: type[Mechanism]) -> None:
     if not re.fullmatch(r"[a-z0-9][a-z0-9-]*", name) or not getattr(kind, "words", ""):
         raise InputError(
             f"add_mechanism: {kind.__name__} has the name {name!r}: needed are `words`, and a `name` of "
-            "lower-case letters, digits and dashes"
+            "lower-case letters, digits and dashes, without a dash in front"
         )
     USER_MECHANISMS[name] = kind
     note_table_change()
@@ -197,6 +201,9 @@ def lookup_mechanism_class(name: str) -> type[Mechanism] | None:
     """Return the mechanism class of a name, or None.
 
     Extensions are imported for a name that is not in the table yet, except for "auto".
+
+    Raises:
+        InputError: The import of an extension fails.
     """
     if name not in MECHANISMS and name not in USER_MECHANISMS and name != AUTO:
         load_extensions()
@@ -299,8 +306,9 @@ def mechanism_from_data(data: Mapping[str, Any]) -> Mechanism:
         data: "name" and the fields of the mechanism's class.
 
     Raises:
-        InputError: No mechanism has this name, or a number is out of its range.
+        InputError: No mechanism has this name, or the class refuses a number.
         TypeError: The mechanism has other fields.
+        KeyError: There is no "name".
     """
     settings = dict(data)
     name = settings.pop("name")
@@ -326,9 +334,8 @@ def check_readable(mechanism: Mechanism, workload: Workload, algorithm: str) -> 
     Raises:
         InputError: The mechanism does not pass.
     """
-    if type(mechanism) in _BUILT_IN:
+    if (kind := type(mechanism)) in _BUILT_IN:
         return
-    kind = type(mechanism)
     if USER_MECHANISMS.get(mechanism.name) is not kind:
         raise InputError(
             f"algorithm.name = {algorithm!r}: its mechanism {kind.__name__} is none of fedpriv's, and its run "

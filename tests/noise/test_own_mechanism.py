@@ -1,13 +1,17 @@
 """A mechanism of one's own: its name, runs in floats, reading back, and refusals on integers."""
 
+import math
+import operator
 import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from fractions import Fraction
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 import torch
 
@@ -15,7 +19,7 @@ import fedpriv
 from fedpriv.core import extensions
 from fedpriv.core.errors import InputError, RunError
 from fedpriv.noise.diagonal import IndependentGaussian
-from fedpriv.noise.mechanism import Mechanism
+from fedpriv.noise.mechanism import Mechanism, MechanismState, Sensitivity
 from fedpriv.noise.registry import (
     MECHANISMS,
     USER_MECHANISMS,
@@ -25,8 +29,10 @@ from fedpriv.noise.registry import (
     lookup_mechanism_class,
     mechanism_from_data,
 )
+from fedpriv.noise.series import Workload
 from fedpriv.noise.toeplitz import BandedSquareRoot
 from fedpriv.noise.tree import BinaryTree
+from fedpriv.participation.orders import FixedOrder, MinSeparation
 from fedpriv.scenario.load import resolve_cell
 from tests.attacks.guards import guard_for, random_records, scenario
 from tests.conftest import small_tree
@@ -72,6 +78,7 @@ def test_nobody_replaces_a_mechanism_of_fedpriv(name: str) -> None:
         (dict, "expected a class of mechanisms, found <class 'dict'>"),
         (type("Loud", (Echo,), {"name": "Echo"}), "has the name 'Echo'"),
         (type("Mute", (Echo,), {"words": ""}), "needed are `words`"),
+        (type("Dash", (Echo,), {"name": "-echo"}), "without a dash in front"),
     ],
 )
 def test_invalid_mechanism_classes_are_refused_by_add_mechanism(kind: Any, words: str) -> None:
@@ -131,6 +138,79 @@ def test_a_measured_certificate_is_accepted_and_one_that_is_lower_is_not(
     monkeypatch.setattr(type(mechanism), "certified", lambda *_: honest._replace(value=0.999 * honest.value))
     with pytest.raises(InputError, match="its certificate says"):
         check_mechanism_claims(mechanism, workload)
+
+
+@dataclass(frozen=True)
+class Rows(Echo):
+    """B from its rows, with a claimed sensitivity."""
+
+    rows: tuple[tuple[float, ...], ...] = ()
+    claimed: float = 1.0
+    attained: float = math.inf
+    least: float = 0.0
+
+    @property
+    def fresh_std(self) -> float:
+        return self.least
+
+    def certified(self, workload: Workload) -> Sensitivity:
+        return Sensitivity(self.claimed, True, "claimed")
+
+    def attained_sensitivity(self, workload: Workload) -> Sensitivity:
+        return Sensitivity(self.attained, True, "claimed")
+
+    def memory_vectors(self, workload: Workload) -> int:
+        return len(self.rows)
+
+    def noise(self, state: MechanismState, t: int, fresh: torch.Tensor) -> tuple[torch.Tensor, MechanismState]:
+        vectors = (*state, fresh)
+        total = sum(weight * vector for weight, vector in zip(self.rows[t - 1], vectors, strict=False))
+        return torch.as_tensor(total), vectors
+
+
+def rows_of(matrix: np.ndarray) -> tuple[tuple[float, ...], ...]:
+    return tuple(map(tuple, matrix.tolist()))
+
+
+def test_ill_conditioned_noise_hides_no_sensitivity_from_the_measurement() -> None:
+    """A solver that exchanges rows finds 1 % less here, and believes a certificate that is 0.5 % too low."""
+    generator, rounds = np.random.default_rng(1), 40
+    noise = np.tril(generator.normal(size=(rounds, rounds)))
+    np.fill_diagonal(noise, np.abs(np.diag(noise)) + 0.01)
+    exact = [[Fraction(value) for value in row] for row in noise.tolist()]
+    column = list[Fraction]()
+    for t, row in enumerate(exact):
+        column.append((int(t == 0) - sum(map(operator.mul, row, column), Fraction(0))) / row[t])
+    norm = math.sqrt(sum(value**2 for value in column))
+    workload = workload_of(rounds, 0.0, rounds)
+    assert measured_norm(noise) < 0.995 * norm
+    check_mechanism_claims(Rows(rows=rows_of(noise), claimed=norm), workload)
+    with pytest.raises(InputError, match="its certificate says"):
+        check_mechanism_claims(Rows(rows=rows_of(noise), claimed=0.995 * norm), workload)
+
+
+def measured_norm(noise: np.ndarray) -> float:
+    return float(np.linalg.norm(np.linalg.solve(noise, np.eye(len(noise)))[:, 0]))
+
+
+@pytest.mark.parametrize("order", [FixedOrder(6, 3), MinSeparation(6, 2, 3)], ids=["fixed", "separated"])
+def test_a_sensitivity_beyond_floating_point_is_refused(order: FixedOrder | MinSeparation) -> None:
+    noise = np.eye(6)
+    noise[2, 1] = noise[4, 2] = noise[5, 2] = 1e200
+    noise[5, 4] = 1.0
+    workload = Workload(order, 0.0, np.ones(6))
+    with np.errstate(all="ignore"), pytest.raises(InputError, match="is moved by inf"):
+        check_mechanism_claims(Rows(rows=rows_of(noise), claimed=2.0), workload)
+
+
+@pytest.mark.parametrize(
+    ("claims", "words"), [({"least": math.nan}, "fresh_std"), ({"attained": math.nan}, "nan")]
+)
+def test_claims_that_are_no_numbers_are_refused(claims: dict[str, Any], words: str) -> None:
+    mechanism = Rows(rows=rows_of(np.eye(4)), claimed=2.0)
+    check_mechanism_claims(mechanism, workload_of(4, 0.0, 4))
+    with pytest.raises(InputError, match=words):
+        check_mechanism_claims(replace(mechanism, **claims), workload_of(4, 0.0, 4))
 
 
 # Runs

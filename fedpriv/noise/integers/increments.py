@@ -42,11 +42,11 @@ from fedpriv.noise.integers.fixed_point import Ints
 Floats = NDArray[np.float64]
 
 NORM_ALLOWANCE = 2.0**-30
-"""Bound of the relative error of a float64 sum of squares, in blocks of 2^22 values."""
+"""Bound of the relative error of a float64 sum of at most 2^42 squares, in blocks of 2^22."""
 _BLOCK = 1 << 22
 """Values whose squares are summed at a time."""
 _CHUNK_VALUES = 1 << 15
-"""Values of a row that all steps process together, so that they stay in the second-level cache."""
+"""Values of a row in a chunk, few enough for the second-level cache of a processor."""
 _MAX_NORM = 1 << 53
 
 
@@ -57,7 +57,7 @@ def truncate_increments(increments: NDArray[np.floating], norm: int, factor: flo
     A row with a value that is not finite becomes zeros.
 
     Guarantee: Σ k² ≤ K² for every row, exactly, whatever bits come in and whatever flags arithmetic runs under;
-    and row b depends on row b of `increments` alone.
+    and row b depends on row b of `increments` alone, but for the rounding of its norm, which may depend on b.
 
     Args:
         increments: (b, d), float32 or float64.
@@ -86,7 +86,8 @@ def add_truncated(total: Ints, increment: Floats, norm: int, factor: float, coun
     The increment is overwritten, which saves memory.  It must lie in aligned memory, as `evaluate_per_record`
     returns it, since sums may round by their address.
 
-    Guarantee: the added integers are those of `truncate_increments`, whatever `total` is.
+    Guarantee: the added integers are those of `truncate_increments` for this increment as the only row, whatever
+    `total` is.
 
     Args:
         total: Sum, (d,), which is changed.
@@ -177,7 +178,8 @@ def shrink_rows(rows: NDArray[np.floating], out: Floats | None = None) -> tuple[
 def squared_norms(rows: Floats) -> Floats:
     """Sum the squares of every row, (b, d) -> (b,), within a relative 2^-30 for d ≤ 2^42.
 
-    Squares are summed in blocks of 2^22 columns, which bounds the rounding error in any order of additions.
+    The sum of a row must neither over- nor underflow.  Squares are summed in blocks of 2^22 columns, which bounds
+    the rounding error in any order of additions.
     """
     total = np.einsum("bd,bd->b", rows[:, :_BLOCK], rows[:, :_BLOCK])
     for start in range(_BLOCK, rows.shape[-1], _BLOCK):
@@ -199,7 +201,7 @@ def row_scales(norms: Floats, exponent: NDArray[np.int32], norm: int, factor: fl
         (b,).
     """
     target_norm = norm * (1.0 - NORM_ALLOWANCE)
-    # Rows of 2^1000 and more are limited by K in any case, whatever their exponent.
+    # With a lattice's factor, rows of 2^1000 and more are limited by K, whatever their exponent.
     full_scale = np.ldexp(factor, np.minimum(exponent, 1000))
     return np.asarray(np.minimum(target_norm / np.where(norms > 0.0, norms, 1.0), full_scale), np.float64)
 
@@ -224,7 +226,7 @@ def _row_maxima(values: NDArray[np.floating]) -> Floats:
 
 
 def max_squared_norm(norm: int) -> float:
-    """Largest float64 sum of squares that proves a norm of at most K: K² (1 - 2^-30)."""
+    """Bound K² (1 - 2^-30), up to which a float64 sum of squares proves a norm of at most K."""
     return float(norm) ** 2 * (1.0 - NORM_ALLOWANCE)
 
 
@@ -239,7 +241,8 @@ MAX_CHUNK_VALUES = 1 << 20
 def suits_rank_one(norm: int, outer: OuterProduct, features: int) -> bool:
     """Whether increments can be formed as outer products of integers with enough bits.
 
-    Residuals need 16 bits, K / `max_feature_norm` ≥ 2^16, and the model's weights 20 bits (`weight_bits`).
+    Residuals need 16 bits, K / `max_feature_norm` ≥ 2^16, and the model's weights 20 bits (`weight_bits`).  More
+    than 2^20 features are too many (`integer_residuals`).
 
     Args:
         norm: K.
@@ -247,7 +250,8 @@ def suits_rank_one(norm: int, outer: OuterProduct, features: int) -> bool:
         features: Number of features.
     """
     return (
-        weight_bits(features, outer.max_feature_norm) >= MIN_WEIGHT_BITS
+        features <= _MAX_FEATURE_COUNT
+        and weight_bits(features, outer.max_feature_norm) >= MIN_WEIGHT_BITS
         and norm >= _MIN_RESIDUAL * outer.max_feature_norm
     )
 
@@ -266,12 +270,13 @@ def sum_rank_one(
     This is for losses of linear scores, whose gradient is residual ⊗ features.  x_b, (f,), are the features in
     multiples of 1/denominator, rounded to integers.  r_b, (classes,), is Σ_k coefficients[k] · residuals at
     points[k], scaled to the lattice and truncated to integers with ‖r_b‖ ‖x_b‖ ≤ K.  A record with a feature that
-    is not finite, or beyond `outer.max_feature_norm` in multiples of 1/denominator, adds 0.
+    is not finite, or an entry of x_b beyond ±`outer.max_feature_norm` or ±2^16, adds 0.
 
-    Guarantee: whatever bits the points have, one record moves the sum by at most `norm` under zero-out and 2
-    `norm` under replace-one, and what it adds is a function of its own row, the query and public numbers, with the
-    same bits on every processor.  Only IEEE operations in a written order and sums of integers below 2^53 come
-    between the record and its integers.
+    Guarantee: if `outer.residuals` computes every record's row from this row alone and in the written order, then,
+    whatever bits the points have, one record moves the sum by at most `norm` under zero-out and 2 `norm` under
+    replace-one, and what it adds is a function of its own row, the query and public numbers, with the same bits on
+    every processor.  Only IEEE operations in a written order and sums of integers below 2^53 come between the
+    record and its integers.
 
     Args:
         outer: Outer products of the objective.
@@ -312,7 +317,7 @@ def sum_rank_one(
 def _round_features(features: NDArray[np.floating], outer: OuterProduct) -> Floats:
     """Round features to multiples of 1/denominator and return the integers, (B, f).
 
-    A record with a feature beyond `outer.max_feature_norm` in these units, or not finite, becomes zeros.
+    A record with an integer beyond ±`outer.max_feature_norm`, or a feature that is not finite, becomes zeros.
     """
     with np.errstate(all="ignore"):
         scaled = np.rint(features.astype(np.float64) * outer.denominator)
@@ -326,14 +331,14 @@ def integer_residuals(
     """Truncate residuals of b records and c classes to integers r with ‖r_b‖ ‖x_b‖ ≤ K.
 
     ‖r_b‖ ‖x_b‖ is the norm of the record's increment r_b ⊗ x_b.  Residuals are multiplied by `factor`, or by less
-    where this norm would exceed K (1 - 2^-30), and truncated towards zero.  A record with a residual that is not
+    to limit this norm to K (1 - 2^-30), and truncated towards zero.  A record with a residual that is not
     finite, or a feature beyond ±2^16, gets zeros.
 
     Guarantee: Σ over the d = c · f values of r_b ⊗ x_b of their squares is at most K², exactly, and row b depends
     on row b of the arguments alone.
 
     Args:
-        residuals: Derivatives of the loss by the scores, (b, c).
+        residuals: Derivatives of the loss by the scores, (b, c), for at most 2^22 classes.
         features: Integer features x, (b, f).
         norm: K.
         factor: Units of the lattice per unit of residual ⊗ x.
@@ -410,15 +415,15 @@ def sum_integer_increments(
 ) -> Ints:
     """Sum the clipped increments of a round's records, each as integers of the run's lattice, (d,) int64.
 
-    Where the objective allows it, increments, as entries of tables, are counted by cell (`SUMMED_BY_CELL`) or are
+    Where the objective allows it, increments are counted by cell, as entries of tables (`SUMMED_BY_CELL`), or
     formed as outer products of integers (`suits_rank_one`).  Otherwise they are computed as vectors, one record
-    after another.
+    after another, each in a batch of one.
 
-    Guarantee: whatever bits the points have, and whatever the objective computes or raises for a record, one
-    record moves the sum by at most `norm` under zero-out and by 2 `norm` under replace-one.  Its integers depend
-    on its own content, its row index and public values alone, whoever else is read.  Increments that are outer
-    products have the same bits on every processor (`sum_rank_one`).  Counts are added cell by cell
-    (`SUMMED_BY_CELL`).  Others are computed for one record after another, each in a batch of one.
+    Guarantee: for an objective that keeps nothing between calls, and residuals as `sum_rank_one` needs them, one
+    record moves the sum by at most `norm` under zero-out and by 2 `norm` under replace-one, whatever bits the
+    points have, and whatever `per_record` computes, or raises as an Exception or SystemExit, for a record.  The
+    record's integers depend on its own content, its row index and public values alone, whoever else is read.
+    Increments that are outer products have the same bits on every processor (`sum_rank_one`).
 
     Args:
         objective: Objective for the batch layout of the round (`for_batch`).
@@ -432,6 +437,9 @@ def sum_integer_increments(
         is_counted: Mask (B,) of the records that count, or None if all count.  Others add zeros.
         row_indices: Row indices (B,) of the records in their silo, or None if the objective does not depend on
             them.
+
+    Raises:
+        ValueError: K is not from 1 to below 2^53 where vectors or outer products are summed.
     """
     if records is None:
         return np.zeros(objective.dimension, np.int64)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import NamedTuple
 
-from fedpriv.accounting.gaussian import APART, Relation
+from fedpriv.accounting.gaussian import APART, Relation, check_positive
 from fedpriv.core.errors import InputError
 from fedpriv.noise.integers.fixed_point import MAX_SCALED
 from fedpriv.noise.integers.strategies import (
@@ -51,7 +51,7 @@ class ExactRunInputs:
     | `record_counts` | most records that one sum of each round can add up, without dummy records, (T,) |
     | `dimension` | d, values of a vector |
     | `relation` | neighbouring relation of the claim, "zero-out" or "replace-one" |
-    | `mu` | μ that the run may cost at most |
+    | `mu` | μ for which the noise is chosen, above 0 |
     | `party_count` | M if every silo adds a share of the noise, 1 if one party adds all of it |
     | `word_bits` | bits of a word in which sums are formed |
     """
@@ -79,7 +79,7 @@ class IntegerRound(NamedTuple):
     noise_scales: tuple[float, ...]
     """Noise of every vector in multiples of σ."""
     sigmas: tuple[float, ...] | None
-    """σ of every vector's noise in units, or None if silos have budgets of different noise."""
+    """σ of one party's noise in every vector, in units, or None if each party has a separate budget."""
     unit: float
     """Unit of the lattice, a real number."""
 
@@ -110,13 +110,13 @@ class ExactPlan:
         """Return a plan on the same lattice with noise of a separate budget `mus[i]` at each party i.
 
         Guarantee: none of `mus` is below the μ that the lattice was fitted to, so no word can overflow: with less
-        noise all bounds still hold.  Each party's claim is of its own noise alone.
+        noise all bounds still hold.  With a `party_count` of 1 each party's claim is of its own noise alone.
 
         Args:
             mus: μ of each party, (parties,).
 
         Raises:
-            InputError: A party's noise is too little for the lattice.
+            InputError: A party's noise is too little for the lattice, or a budget is not finite.
             ValueError: A budget is below the μ of the lattice.
         """
         if min(mus) < self.inputs.mu:
@@ -143,7 +143,7 @@ class ExactPlan:
 
         Args:
             t: Round, from 1.
-            batches: Number of batches that the round reads, by which its sum is divided.
+            batches: Number of batches by which the round's sum is divided, 1 or more.
         """
         factorization = self.inputs.factorization
         vector_count, noise_scales = factorization.strategy.draws(t), factorization.strategy.noise_scales(t)
@@ -178,7 +178,8 @@ def claim_for_noise(
         increment_diameter: Largest distance of two records' integers, in clips.
 
     Raises:
-        InputError: The noise is too little for a claim, or outside of 2^16 … 2^48 units (`claim_for_sigma`).
+        InputError: The noise is too little for a claim, or outside of 2^16 … 2^48 units (`claim_for_sigma`), or a
+            group of vectors has no noise.
     """
     distance, groups, draws = _find_distance(factorization, lattice, relation, dimension, increment_diameter)
     return claim_for_sigma(distance, sigma, groups, dimension, draws, party_count)
@@ -219,8 +220,8 @@ def fit_lattice(run: ExactRunInputs) -> ExactPlan:
             raise InputError(
                 f"the smallest clip, {min(clips):g} of {max(clips):g}, keeps {max(min_norm, 1).bit_length() - 1} "
                 f"bits in words of {run.word_bits}, and {MIN_CLIP_BITS[run.word_bits]} are needed: "
-                "clips that grow with t fit for 8,191 rounds at most; "
-                "choose clips that differ less, fewer records or rounds, or a longer word"
+                f"clips that grow with t fit for {(2 << MAX_KAPPA - MIN_CLIP_BITS[run.word_bits]) - 1:,} rounds "
+                "at most; choose clips that differ less, fewer records or rounds, or a longer word"
             )
         excess, plan = _plan_on_lattice(run, lattice)
         if plan is not None:
@@ -243,7 +244,8 @@ def _plan_on_lattice(run: ExactRunInputs, lattice: Lattice) -> tuple[int, ExactP
         Number of bits that are certainly missing, and the plan if none is.
 
     Raises:
-        InputError: The noise is too little for a claim, or a group of vectors has no noise.
+        InputError: The noise is too little for a claim, a group of vectors has no noise, or μ is not finite or not
+            above 0.
     """
     factorization, strategy = run.factorization, run.factorization.strategy
     rounds = factorization.workload.rounds
@@ -258,7 +260,9 @@ def _plan_on_lattice(run: ExactRunInputs, lattice: Lattice) -> tuple[int, ExactP
         factorization, lattice, run.relation, run.dimension, run.increment_diameter
     )
     max_scale = max(Fraction(group.scale) for group in groups)
-    total_sigma = math.ceil(max_scale * Fraction(sqrt_above(total_variance(distance, run.mu, groups))))
+    total_sigma = math.ceil(
+        max_scale * Fraction(sqrt_above(total_variance(distance, check_positive("mu", run.mu), groups)))
+    )
     # The root of M is rounded down, so that a share is not taken for less than it is.
     party_sigma = -(-total_sigma // math.isqrt(run.party_count))
     excess = max(

@@ -59,7 +59,7 @@ class Lattice:
         return math.floor(math.ldexp(clip, -self.exponent))
 
     def factor(self, batches: int = 1) -> float:
-        """Units per unit of an increment, in a round that reads and divides by this many batches.
+        """Units per unit of an increment, in a round whose sum is divided by this many batches.
 
         The clip to which K belongs is divided by the same number.
         """
@@ -322,8 +322,8 @@ def integer_distance(
     """Compute Δ, the distance by which one record can move all of C s, rounded up.
 
     Δ = a · sensitivity · (1 + 2^-40) · `rounding_factor` + √(Σ (e / scale)²), in units of the lattice and relative
-    to the scales of noise.  a is 1 under zero-out, and `increment_diameter` under replace-one.  The sum is over
-    all released values, with e the bound of the difference of two roundings (`rounding_difference`).
+    to the scales of noise.  a is 1 under zero-out, and `increment_diameter`, at most 2, under replace-one.  The
+    sum is over all released values, with e the bound of the difference of two roundings (`rounding_difference`).
 
     Args:
         sensitivity: Sensitivity of C for integers of norm K_t under zero-out, relative to the scales of noise.
@@ -364,7 +364,7 @@ def claim_for_mu(
         party_count: Number of parties that add noise.
 
     Raises:
-        InputError: μ is not above 0, a group has no noise, or a group's σ is outside of 2^16 … 2^48.
+        InputError: μ is not finite or not above 0, a group has no noise, or a group's σ is outside of 2^16 … 2^48.
     """
     check_positive("mu", mu)
     sigma = sqrt_above(total_variance(distance, mu, groups) / party_count)
@@ -395,9 +395,10 @@ def claim_for_sigma(
         party_count: M, number of parties that add noise.
 
     Raises:
-        InputError: M σ² is not above h², a group has no noise, or a group's σ is below 2^16, or 2^48 or more.
+        InputError: `sigma` is not finite or not above 0, M σ² is not above h², a group has no noise, or a group's
+            σ is below 2^16, or 2^48 or more.
     """
-    variance = party_count * Fraction(sigma) ** 2 - _deducted_variance(groups)
+    variance = party_count * Fraction(check_positive("sigma", sigma)) ** 2 - _deducted_variance(groups)
     if not variance > 0:
         raise InputError(f"noise of {sigma:.4g} units: exact releases draw from 2^16 to 2^48 units")
     mu = round_up_to_float(Fraction(sqrt_above(Fraction(distance) ** 2 / variance)) * _FLOAT_FACTOR)
@@ -406,7 +407,7 @@ def claim_for_sigma(
         if not MIN_SIGMA <= claim.sigma_of(scale) < MAX_SIGMA:
             raise InputError(
                 f"noise of {claim.sigma_of(scale):.4g} units: exact releases draw from 2^16 to 2^48 units; choose "
-                "a smaller mu, fewer parties that add noise, or groups whose noises are closer to each other"
+                "another mu, fewer parties that add noise, or groups whose noises are closer to each other"
             )
     return claim
 

@@ -253,6 +253,9 @@ def test_rank_one_sums_match_the_general_path_up_to_truncation() -> None:
     assert suits_rank_one(norm, outer, 785)
     assert not suits_rank_one(2**31, outer._replace(max_feature_norm=255 * 1000), 785)
     assert not suits_rank_one(norm, outer, 2**20)  # weights of 19 bits
+    small = outer._replace(denominator=1, max_feature_norm=1026)  # weights of 21 and 20 bits
+    assert suits_rank_one(norm, small, 2**20)
+    assert not suits_rank_one(norm, small, 2**20 + 1)  # squares of so many features may not add up exactly
 
 
 def test_rank_one_rows_depend_on_themselves_alone() -> None:

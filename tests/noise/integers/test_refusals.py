@@ -3,6 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Callable
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from fedpriv.noise.integers.fixed_point import COEFFICIENT_ONE, to_coefficient
 from fedpriv.noise.integers.gaussian import KeyedDiscreteGaussian, extend_query_chain
 from fedpriv.noise.integers.increments import truncate_increments
 from fedpriv.noise.integers.plan import ExactRunInputs, fit_lattice
-from fedpriv.noise.integers.strategies import pack_state, unpack_state
+from fedpriv.noise.integers.strategies import NoiseGroup, claim_for_sigma, pack_state, unpack_state
 from fedpriv.noise.sliding import SlidingDifferences
 from fedpriv.noise.toeplitz import IntegerBanded
 from fedpriv.participation.orders import Phases
@@ -46,6 +47,11 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
     (lambda: fit_lattice(run_of(INDEPENDENT, workload_of(3, 1.0, clips=MIDDLE))), "2\\^-40"),
     (lambda: fit_lattice(run_of(INDEPENDENT, workload_of(3, 1.0, clips=1 / MIDDLE))), "2\\^-40"),
     (lambda: fit_lattice(growing(8192)), "8,191 rounds"),
+    (lambda: fit_lattice(run_of(INDEPENDENT, SIXTY, word_bits=40, records=10**9)), "4,194,303 rounds"),
+    (lambda: fit_lattice(run_of(INDEPENDENT, SIXTY, mu=0.0)), "mu = 0.0"),
+    (lambda: fit_lattice(run_of(INDEPENDENT, SIXTY, mu=math.nan)), "mu = nan"),
+    (lambda: fit_lattice(run_of(INDEPENDENT, SIXTY, mu=math.inf)), "mu = inf"),
+    (lambda: claim_for_sigma(1.0, math.inf, [NoiseGroup(60, 1.0, Fraction(0))], 1, [1] * 60), "sigma = inf"),
     # claims about real numbers
     (lambda: MOVING.integer(workload_of(9, 0.9, 3)), "integers"),
     (lambda: SlidingDifferences(**vars(MOVING)).integer(workload_of(9, 0.9, 3)), "integers"),
