@@ -178,7 +178,10 @@ _LOSS_TOLERANCE = 1e-9
 """Increase of log J that is accepted for fewer or simpler roots."""
 
 _ROUGH_TOLERANCE, _FINE_TOLERANCE = 1e-7, 1e-15
-"""Changes of log J, relative to it or to 1, at which descents end: from every start, and from the best result."""
+"""Changes of log J, relative to it or to 1, at which a descent ends.
+
+The first one is for descents from every start, the second one for that from the best result.
+"""
 _MAX_POLISHED = 500_000
 """Most values of R, rows times rounds, for which a second descent is run, to save time."""
 

@@ -73,9 +73,9 @@ class AliasTable:
         return 1 << self.low_bits
 
     def accepts(self, column: int, low_part: int, uniform: int) -> bool:
-        """Whether `uniform` < 2^128 exp(-low_part (2 column step + low_part) / 2σ²), with the right side rounded.
+        """Whether `uniform` < 2^128 exp(-low_part (2 column step + low_part) / 2σ²), compared in integers.
 
-        Both sides are integers, the right one by `exp_fixed`.
+        The right side is the integer of `exp_fixed`.
 
         Args:
             column: Column m of the table.
@@ -439,7 +439,7 @@ def _first_block(node: int, attempt: int) -> int:
 
 
 def warm_up() -> None:
-    """Draw one vector, so that all code that draws is loaded, and the loops are compiled if numba is installed."""
+    """Draw one vector, so that all code that draws is loaded, and loops are compiled if numba is there."""
     KeyedDiscreteGaussian(bytes(KEY_BYTES), 0, 0).vector(_MIN_COMPILED_VALUES, 2.0**20)
 
 
