@@ -61,7 +61,7 @@ def smallest_safe(safe: Callable[[float], bool], high: float, tolerance: float =
         safe: Condition that holds for all far larger values.
         high: First value > 0 to try after 0.
         tolerance: Relative width of the interval at which the bisection ends.  With 0 it is as narrow as floats
-            allow.
+            allow.  A result of 1e-300 or less may be far above the smallest such float.
 
     Raises:
         InputError: `safe` fails at all values that are tried, up to infinity.
@@ -103,13 +103,14 @@ def smallest_safe_near(safe: Callable[[float], bool], start: float, factor: floa
 def smallest_between(safe: Callable[[float], bool], low: float, high: float, tolerance: float) -> float:
     """Return a number in (`low`, `high`] for which `safe` holds, by bisection.
 
-    If `safe` is not monotone, the result is one of several edges.  It always satisfies `safe`.
+    If `safe` is not monotone, the result may be one of several edges.  It always satisfies `safe`.
 
     Args:
         safe: Condition that fails at `low` and holds at `high`.
         low: Lower end, below `high`.
         high: Upper end.
-        tolerance: Largest relative distance of the result from a value at which `safe` fails.
+        tolerance: Relative width of the interval at which the bisection ends.  With a `low` of 0 it ends at a
+            `high` of about 1e-300, too.
     """
     while high > low * (1.0 + tolerance) and low < (middle := _midpoint(low, high)) < high:
         low, high = (low, middle) if safe(middle) else (middle, high)
@@ -205,7 +206,8 @@ def delta_of(mu: float, epsilon: float) -> float:
     if check_mu(mu) == 0.0:
         check_epsilon(epsilon)
         return 0.0
-    return min(1.0, max(_MIN_DELTA, math.exp(_log_delta(mu, check_epsilon(epsilon))) * (1.0 + _ROUNDING)))
+    # The smallest float covers the rounding of a δ that has few digits.  It changes no δ above 1e-307.
+    return min(1.0, math.exp(_log_delta(mu, check_epsilon(epsilon))) * (1.0 + _ROUNDING) + _MIN_DELTA)
 
 
 def epsilon_of(mu: float, delta: float) -> float:
@@ -239,14 +241,14 @@ def mu_of(epsilon: float, delta: float) -> float:
     Guarantee: for ε of 1e-3 or more, `epsilon_of` this μ, or of one a little smaller, is at most ε.
 
     Args:
-        epsilon: ε, finite and ≥ 0.
+        epsilon: ε ≥ 0, with a finite 2ε.
         delta: δ, strictly between 0 and 1.
 
     Returns:
         μ > 0, rounded down.
 
     Raises:
-        InputError: ε or δ is out of its range, or μ is too large for floating point.
+        InputError: ε or δ is out of its range.
 
     Example:
         >>> round(mu_of(epsilon=1.0, delta=1e-5), 4)
@@ -262,6 +264,8 @@ def mu_of(epsilon: float, delta: float) -> float:
 
 def compose(mus: ArrayLike) -> float:
     """Return the GDP parameter √(Σ μ_i²) of releases together that are μ_i-GDP each, up to rounding.
+
+    A sum of squares is infinite if it is too large for a float, and squares below the smallest float count as 0.
 
     Source: Dong, Roth & Su 2022, Corollary 3.3.
 
@@ -284,7 +288,7 @@ def compose(mus: ArrayLike) -> float:
 def noise_for(mu: float, sensitivity: float) -> float:
     """Return the noise std for which releases of total l2 sensitivity `sensitivity` are μ-GDP.
 
-    The result is `sensitivity` / μ, rounded to the safe side.
+    The result is `sensitivity` / μ up to rounding.  In floating point `sensitivity` divided by it is at most μ.
 
     Args:
         mu: μ > 0.
@@ -303,7 +307,7 @@ def noise_for(mu: float, sensitivity: float) -> float:
     """
     check_positive("mu", mu)
     check_positive("sensitivity", sensitivity)
-    std = sensitivity / mu
+    std = max(sensitivity / mu, _MIN_DELTA)
     while sensitivity / std > mu:
         std = math.nextafter(std, math.inf)
     return std
@@ -312,8 +316,8 @@ def noise_for(mu: float, sensitivity: float) -> float:
 def _log_delta(mu: float, epsilon: float) -> float:
     """Return ln δ(ε) for `mu` = μ > 0 and `epsilon` = ε ≥ 0, rounded up.
 
-    The result is -inf, and not rounded up, if a² is too large for a float, with a as below.  δ is then far below
-    the smallest float.
+    The result is -inf, and not rounded up, if a is positive and a² too large for a float, with a as below.  δ is
+    then far below the smallest float.
 
     Let a = ε/μ - μ/2, b = ε/μ + μ/2, and m = (1 - Φ)/φ, the Mills ratio.  As e^ε φ(b) = φ(a), the formula of the
     module's docstring is δ(ε) = φ(a) (m(a) - m(b)).  Its logarithm is computed as a sum, as φ(a) may underflow.

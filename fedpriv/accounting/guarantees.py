@@ -96,7 +96,7 @@ class Guarantee(Protocol):
             slack: Slack of the charge, for guarantees without a μ.
 
         Raises:
-            InputError: The slack is too small.
+            InputError: No μ is known for this slack.
         """
         ...
 
@@ -219,7 +219,7 @@ class Curved:
 
     @property
     def best_guess(self) -> float:
-        return (1.0 + self.delta_of(0.0)) / 2.0 * (1.0 + 1e-15)
+        return min(1.0, (1.0 + self.delta_of(0.0)) / 2.0 * (1.0 + 1e-15))
 
     def epsilon_of(self, delta: float) -> float:
         """Return an upper bound of the smallest ε for which (ε, `delta`)-DP holds, `delta` ≥ 1e-10."""
@@ -254,7 +254,7 @@ class Sampled(Curved):
     """Guarantee of secret participation, as long as it stays secret which units take part in which rounds."""
 
     noise_multiplier: float
-    """σ / clip, or σ / max_t (clip_t ‖C_t‖) for correlated noise of a matrix C, with classes of rounds."""
+    """σ / clip, or σ / max_t (clip_t ‖C_t‖) for correlated noise of a matrix with the columns C_t."""
 
     if TYPE_CHECKING:
 
@@ -314,7 +314,7 @@ class Sampled(Curved):
 def least_noise(
     epsilon: float, delta: float, coarse: Callable[[float], Curve], fine: Callable[[float], Curve]
 ) -> float:
-    """Return about the smallest noise multiplier that is (`epsilon`, `delta`)-DP by its curve `fine`.
+    """Return about the smallest noise multiplier of 0.1 or more that is (`epsilon`, `delta`)-DP by `fine`.
 
     Args:
         epsilon: Target ε, above 0.
@@ -323,8 +323,8 @@ def least_noise(
         fine: Function of a multiplier -> a tighter privacy curve.
 
     Raises:
-        InputError: No multiplier up to a million is enough, ε is not a finite number above 0, or δ is not from
-            1e-10 to below 1.
+        InputError: The search finds no multiplier up to a million, ε is not a finite number above 0, or δ is not
+            from 1e-10 to below 1.
     """
     check_positive("epsilon", epsilon)
     check_resolvable_delta(delta)

@@ -52,8 +52,9 @@ class PrivacyLossDistribution:
     def deltas(self, epsilons: ArrayLike) -> Floats:
         """Return an upper bound of H_ε(P‖Q) for every ε, any real numbers in any shape.
 
-        Guarantee: the result is never below the smaller of 1 and the δ of the atoms as they are stored, in exact
-        arithmetic.
+        Guarantee: the result is at least the smaller of 1 and the δ of the atoms as they are stored, in exact
+        arithmetic, if (n + 20) m 2^-51 ≤ 1e-12 + 1e-9 δ for the mass m of the losses above ε.  This condition
+        bounds the rounding of sums in the worst case.
 
         Example:
             >>> coin = PrivacyLossDistribution(np.array([0.0]), np.array([0.9]), infinity_mass=0.1)
@@ -225,12 +226,12 @@ def _tail_sums(values: Floats) -> Floats:
 
 
 MIN_NOISE_MULTIPLIER, MAX_NOISE_MULTIPLIER = 0.1, 1e6
-"""Range of the noise multipliers among which a calibration searches."""
+"""Smallest noise multiplier of a calibration, and about the largest at which it searches."""
 
 _DELTA_TOLERANCE = 2e-3  # a calibration ends at this relative distance from δ
 _NOISE_TOLERANCE = 1e-4  # it ends at this relative width of the noise's interval, too
 _SEARCH_TOLERANCE = 1e-3  # relative accuracy of the coarse search, in noise
-_MAX_LOG_STEP = 0.2  # largest step of ln z
+_MAX_LOG_STEP = 0.2  # largest step of a secant, in ln z
 _SECANTS_PER_HALVING = 4  # one step in four halves the interval, as secants may stall
 _MIN_SLOPE, _MAX_SLOPE = -1e3, -1.0  # range to which d ln δ / d ln z is clipped
 

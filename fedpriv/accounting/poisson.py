@@ -104,7 +104,8 @@ class PoissonGaussian(Sampled):
         Raises:
             InputError: One of them is not.
         """
-        check_positive("noise_multiplier", self.noise_multiplier)
+        if not 1e-3 <= check_positive("noise_multiplier", self.noise_multiplier) <= 1e100:
+            raise InputError(f"noise_multiplier = {self.noise_multiplier}: it is a number from 0.001 to 1e100")
         relation_named(self.relation)
         if not 0.0 < self.sampling_rate <= 1.0:
             raise InputError(f"sampling_rate = {self.sampling_rate}: a probability above 0 and at most 1")
@@ -124,7 +125,7 @@ class PoissonGaussian(Sampled):
     def group_curve(self, size: int) -> Curve:
         """Return the curve of `size` units together, from the distribution of the number that take part.
 
-        Guarantee: each of the units is drawn independently, in rounds of one class or of several.
+        Guarantee: the curve holds for units that are drawn independently, in rounds of one class or of several.
         """
         return _cached_group_curve(self, check_group_size(size))
 
@@ -397,8 +398,9 @@ class SampledGroupRound:
     def deltas(self, epsilons: Floats) -> Floats:
         """Return the hockey stick of P against Q at every ε, (n,)."""
         rows = max(1, _MAX_VALUES // (self.size + 1))
-        parts = [self._deltas(epsilons[start : start + rows]) for start in range(0, len(epsilons), rows)]
-        return np.concatenate(parts)
+        return np.concatenate(
+            [self._deltas(epsilons[start : start + rows]) for start in range(0, len(epsilons), rows)]
+        )
 
     def _deltas(self, epsilons: Floats) -> Floats:
         thresholds, z = self._thresholds(epsilons)[:, None], self.multiplier
@@ -515,7 +517,10 @@ def calibrate(
 ) -> PoissonGaussian:
     """Return the mechanism with about the smallest noise multiplier that is (`epsilon`, `delta`)-DP.
 
-    Guarantee: the mechanism is (`epsilon`, `delta`)-DP by its own `epsilon_of`.
+    The multiplier is 0.1 or more, even if less noise were enough.
+
+    Guarantee: the mechanism is (ε, δ)-DP.  For ε up to 600 and δ up to 1e-3, its `epsilon_of` at δ is at most
+    ε (1 + 1e-12).  For a larger ε or δ, `epsilon_of` may refuse or be infinite.
 
     Args:
         epsilon: Target ε, above 0.
@@ -525,7 +530,7 @@ def calibrate(
         relation: Neighbouring relation.
 
     Raises:
-        InputError: No multiplier up to a million is enough, or an argument is out of its range.
+        InputError: The search finds no multiplier up to a million, or an argument is out of its range.
     """
 
     def mechanism(multiplier: float) -> PoissonGaussian:

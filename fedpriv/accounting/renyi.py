@@ -44,14 +44,14 @@ def mu_of_zcdp(zcdp: float) -> float:
     μ is rounded so that μ²/2 is at most ρ in floating point.
 
     Raises:
-        InputError: ρ is negative or not finite.
+        InputError: ρ is not a number from 0 to 1e300.
 
     Example:
         >>> mu_of_zcdp(2.0)
         2.0
     """
-    if not (math.isfinite(zcdp) and zcdp >= 0.0):
-        raise InputError(f"zcdp = {zcdp}: it is a finite number, 0 or more")
+    if not 0.0 <= zcdp <= 1e300:
+        raise InputError(f"zcdp = {zcdp}: it is a number from 0 to 1e300")
     mu = math.sqrt(2.0 * zcdp)
     return mu if 0.5 * mu**2 <= zcdp else math.nextafter(mu, 0.0)
 
@@ -66,7 +66,7 @@ def paper_epsilon(mu: float, delta: float) -> float:
         delta: δ, strictly between 0 and 1.
 
     Returns:
-        ε, an upper bound and never below the exact one.
+        ε, which is at least the exact one, up to rounding.
 
     Raises:
         InputError: μ or δ is out of its range.
@@ -85,7 +85,7 @@ def paper_mu(epsilon: float, delta: float) -> float:
     The result is √(2 ln(1/δ) + 2ε) - √(2 ln(1/δ)), computed without cancellation.
 
     Args:
-        epsilon: ε, finite and ≥ 0.
+        epsilon: ε ≥ 0, with a finite 2ε.
         delta: δ, strictly between 0 and 1.
 
     Raises:
@@ -96,7 +96,7 @@ def paper_mu(epsilon: float, delta: float) -> float:
         0.2041
     """
     tail = -2.0 * math.log(check_delta(delta))
-    return 2.0 * check_epsilon(epsilon) / (math.sqrt(tail + 2.0 * epsilon) + math.sqrt(tail))
+    return check_epsilon(2.0 * check_epsilon(epsilon)) / (math.sqrt(tail + 2.0 * epsilon) + math.sqrt(tail))
 
 
 _SEARCH_DECADES = (4.0, 0.05, 0.001)  # half-widths, in powers of ten, of the successive searches over α - 1
@@ -108,7 +108,8 @@ MIN_ORDER_EXCESS, MAX_ORDER_EXCESS = 1e-6, 1e9
 def epsilon_of(mu: float, delta: float) -> float:
     """Return the ε ≥ 0 that the Rényi curve of μ-GDP gives at δ, by the formula of the module's docstring.
 
-    The minimum over α is searched on three grids of log10(α - 1), each around the minimum of the one before.
+    The minimum over α is searched on three grids of log10(α - 1).  The second and the third lie around the minimum
+    of the grid before.
 
     Source: Canonne, Kamath & Steinke 2020, Proposition 12.
 
@@ -117,7 +118,7 @@ def epsilon_of(mu: float, delta: float) -> float:
         delta: δ, strictly between 0 and 1.
 
     Returns:
-        ε, an upper bound, but for rounding.
+        ε, an upper bound up to rounding, or 0 if the formula is negative.
 
     Raises:
         InputError: μ or δ is out of its range.
@@ -145,10 +146,10 @@ def mu_of(epsilon: float, delta: float) -> float:
         delta: δ, strictly between 0 and 1.
 
     Raises:
-        InputError: ε or δ is out of its range, or ε is 0, which Rényi DP reaches for no μ above 0.
+        InputError: ε or δ is out of its range, or ε is 0.
     """
     if check_epsilon(epsilon) == 0.0:
-        raise InputError("epsilon = 0: Rényi DP reaches it for no μ above 0; take the exact conversion")
+        raise InputError("epsilon = 0: a μ by Rényi DP is computed for an ε above 0; take the exact conversion")
     return largest_safe(lambda mu: epsilon_of(mu, delta) <= epsilon, low=paper_mu(epsilon, delta) * (1.0 - 1e-9))
 
 

@@ -141,6 +141,17 @@ def test_a_delta_too_small_for_a_float_is_not_reported_as_zero() -> None:
     assert gdp.delta_of(1e-200, 1e200) == math.ulp(0.0)
 
 
+def test_a_delta_of_few_digits_is_rounded_up() -> None:
+    """Before: 5e-324 in place of 7e-324."""
+    for steps in np.linspace(37.4, 38.5, 50).tolist():
+        assert mpmath.mpf(gdp.delta_of(1.0, 0.5 + steps)) >= true_delta(1.0, 0.5 + steps)
+
+
+def test_noise_below_the_smallest_float_is_the_smallest_float() -> None:
+    """Before: ZeroDivisionError."""
+    assert gdp.noise_for(1e300, 1e-300) == math.ulp(0.0)
+
+
 def test_weakest_guarantee_has_the_largest_mu_or_the_smallest_noise_multiplier() -> None:
     assert weakest([GaussianDP(1.0), GaussianDP(2.0), GaussianDP(0.5)]) == GaussianDP(2.0)
     sampled = [PoissonGaussian(multiplier, 0.1, 10) for multiplier in (2.0, 1.0, 3.0)]

@@ -227,6 +227,11 @@ def test_calibrated_noise_multiplier_is_the_smallest_that_meets_the_epsilon_targ
     assert less.epsilon_of(DELTA) > epsilon
 
 
+def test_no_best_guess_is_above_1() -> None:
+    """Before: 1.000000000000001."""
+    assert PoissonGaussian(0.1, 1.0, 5).best_guess == 1.0
+
+
 def test_connected_dots_have_the_given_values_at_every_point() -> None:
     """The last point's, too, whose mass is as far from its neighbour's as from infinity."""
     step, mu = 0.5, 1.0

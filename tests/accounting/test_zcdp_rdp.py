@@ -58,6 +58,14 @@ def test_mu_of_a_zcdp_target_is_never_above_it(rho: float) -> None:
     assert mu == pytest.approx(math.sqrt(2 * rho), rel=1e-15)
 
 
+def test_targets_whose_double_is_no_float_are_refused() -> None:
+    """Before: a μ of 1.8e308, which is 1e616-zCDP, and a μ that is NaN."""
+    with pytest.raises(InputError, match="zcdp = 1e\\+308"):
+        rdp.mu_of_zcdp(1e308)
+    with pytest.raises(InputError, match="epsilon = inf"):
+        rdp.paper_mu(1e308, 1e-5)
+
+
 def test_a_zcdp_target_whose_root_is_a_float_loses_nothing() -> None:
     assert [rdp.mu_of_zcdp(rho) for rho in (0.0, 0.125, 2.0)] == [0.0, 0.5, 2.0]
 
