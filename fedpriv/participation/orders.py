@@ -616,7 +616,7 @@ class FreshOrder(PublicOrder):
         ):
             raise InputError(
                 f"fresh permutations of {self.rounds} rounds, {self.rounds_per_epoch} an epoch, from seed "
-                f"{self.seed}: rounds are 1 to {_MAX_FRESH_ROUNDS:,}, and a seed is 0 or more"
+                f"{self.seed}: rounds are 1 to {_MAX_FRESH_ROUNDS:,}, and a seed is 0 or more, all whole numbers"
             )
         computed_digest = self._permutations[1]
         if self.digest not in ("", computed_digest):

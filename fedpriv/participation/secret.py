@@ -111,6 +111,9 @@ class SecretOrder(PlainDataclass):
 
         Args:
             batch: Expected number of records of a round.
+
+        Raises:
+            InputError: `batch` is below 1.
         """
         return find_capacity(self.bins * batch, 1.0 / self.bins)
 
