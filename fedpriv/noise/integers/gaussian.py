@@ -439,7 +439,7 @@ def _first_block(node: int, attempt: int) -> int:
 
 
 def warm_up() -> None:
-    """Draw one vector, so that all code that draws is loaded, and loops are compiled if numba is there."""
+    """Draw one vector, to load the code that draws, and to compile its loops if numba is installed."""
     KeyedDiscreteGaussian(bytes(KEY_BYTES), 0, 0).vector(_MIN_COMPILED_VALUES, 2.0**20)
 
 
