@@ -157,8 +157,8 @@ class ReleaseStream:
     def attained(self) -> bool:
         """Whether the guarantee is an exact μ: no smaller one holds.
 
-        Increments are presumed to be any vectors up to their clips.  An increment diameter below two clips includes
-        an allowance for rounding, a relative 2^-20, and is not attained.
+        Increments are presumed to be any vectors up to their clips.  An increment diameter below two clips
+        includes an allowance for rounding, a relative 2^-20, and is not attained.
         """
         return (
             self.integer_release is None
