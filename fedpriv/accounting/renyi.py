@@ -146,7 +146,7 @@ def mu_of(epsilon: float, delta: float) -> float:
         delta: δ, strictly between 0 and 1.
 
     Raises:
-        InputError: ε or δ is out of its range, or ε is 0.
+        InputError: ε or δ is out of its range, ε is 0, or μ² of a μ that is tried is too large for a float.
     """
     if check_epsilon(epsilon) == 0.0:
         raise InputError("epsilon = 0: a μ by Rényi DP is computed for an ε above 0; take the exact conversion")
