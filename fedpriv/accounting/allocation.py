@@ -215,7 +215,7 @@ class _Resolution:
     max_step: float
     """Largest step of the grid on which losses of epochs are composed, unless the grid gets too long."""
     steps_per_std: float
-    """Smallest number of these steps per standard deviation of a loss, unless the grid gets too long or fine."""
+    """Smallest number of steps per standard deviation of a loss, unless the grid gets too long or fine."""
     replacement_size: int
     """Points of the grids of `SymmetricPairEpoch`, which doubles them for one or two ε of a single epoch."""
     knot_count: int
@@ -258,7 +258,7 @@ class AllocatedGaussian(Sampled):
     is below 1, and 0 for independent noise.
     """
     overlaps: FadingOverlaps | None = None
-    """Shared variance and chains that bound the overlaps (`find_overlaps`), for a second bound of δ, or None."""
+    """Bound of the overlaps by chains (`find_overlaps`), which gives a second bound of δ, or None."""
 
     kind: ClassVar[str] = "allocated-gaussian"
     title: ClassVar[str] = "random allocation"
@@ -473,7 +473,7 @@ def calibrate(
         relation: Neighbouring relation.
         common: Largest overlap of two different rounds of a unit, as a share in [0, 1) of the largest overlap of a
             round with itself (`AllocatedGaussian.common_share`).
-        overlaps: Shared variance and chains that bound the overlaps (`find_overlaps`), or None.  `common` bounds
+        overlaps: Bound of the overlaps by chains (`find_overlaps`), or None.  `common` bounds
             all overlaps by one number, and `overlaps` follows how they fade.  Each gives a bound of δ, and the
             smaller one counts.
 

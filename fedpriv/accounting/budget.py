@@ -325,10 +325,8 @@ def _float_below(exact: Fraction) -> float:
 
 
 _MAX_OVERFLOW_PROBABILITY = 2.0**-40
-_ROUNDING_MARGINS = (
-    1e-6,
-    1e-14,
-)  # relative, and for each unit; `bdtrc` errs by 2e-8 at 10^7 units, 8e-6 at 2 · 10^9
+# Least relative margin, and margin for each unit.  `bdtrc` errs by 2e-8 for 10^7 units and by 8e-6 for 2 · 10^9.
+_ROUNDING_MARGINS = 1e-6, 1e-14
 
 
 @dataclass(frozen=True)
