@@ -576,7 +576,7 @@ def make_event_data(entry: LedgerEntry) -> dict[str, Any]:
 
 
 def _event_by_rounds(guarantee: Guarantee, streams: Sequence[ReleaseStream]) -> Event | None:
-    """Return the event of a guarantee round by round, or None without a μ or without a stream that gives one.
+    """Return the event of a guarantee round by round, or None without a μ or a stream that gives one.
 
     A stream gives an event by rounds if √Σ μ_t² over the rounds of its worst record is the guarantee's μ.  A round
     of μ_t is a Gaussian event of noise multiplier 1/μ_t.  Equal rounds in a row become one repeated event.
