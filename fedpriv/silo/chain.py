@@ -40,8 +40,9 @@ def first_head(name: str, fingerprint: bytes) -> bytes:
 
 def next_head(head: bytes, number: int, entries: Iterable[ChainEntry]) -> bytes:
     """Head after commit `number`, from the head before it and the entries that it adds."""
-    entry_bytes = (bytes([entry.kind]) + entry.digest for entry in sorted(entries))
-    return _digest(b"commit", head, str(number).encode(), *entry_bytes)
+    return _digest(
+        b"commit", head, str(number).encode(), *(bytes([entry.kind]) + entry.digest for entry in sorted(entries))
+    )
 
 
 def opening_entry(run_id: str, cell: str, mu: float, slack: float, seal: bytes) -> ChainEntry:

@@ -314,8 +314,7 @@ class RequestQueue:
             length = receive_length(connection, self._max_query_bytes, _PATIENCE_SECONDS)
             with self._query_slots:  # held from the query's first byte, which then has to arrive, to the reply
                 query = receive_content(connection, length, _QUERY_SECONDS + length / _MIN_BYTES_PER_SECOND)
-                request = PendingRequest(header, query, Future())
-                self._requests.put(request)
+                self._requests.put(request := PendingRequest(header, query, Future()))
                 return request.reply.result()
         except (ValueError, RecursionError):
             self._wait_for_tick()

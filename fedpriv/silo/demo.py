@@ -282,8 +282,7 @@ def write_table_shard(path: Path, cell: Cell, dataset: Dataset, silo: int, recor
     """
     assert dataset.row_indices is not None
     (train, test), sites = dataset.row_indices, dataset.sites if cell.data.partition == "site" else None
-    test_rows = test[:0] if sites is None else test[sites.test == silo]
-    other_rows = np.setdiff1d(test_rows, train[records])
+    other_rows = np.setdiff1d(test[:0] if sites is None else test[sites.test == silo], train[records])
     with private_umask():
         write_rows(
             read_raw_table(table_path(cell.data.name), cell.data.cell_format),

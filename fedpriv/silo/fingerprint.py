@@ -62,8 +62,7 @@ def begin_ledger(policy: Policy, shard: Shard, earlier_charge: SpentBefore | Non
     # Where no key can be made nothing is left behind.
     key = None if is_begun(policy) else load_or_create_key(policy.shard_key)
     try:
-        lock_path = policy.ledger.with_name(policy.ledger.name + ".lock")
-        with open(os.open(lock_path, os.O_CREAT | os.O_RDWR, PRIVATE_MODE), "rb") as lock_file:
+        with open(os.open(f"{policy.ledger}.lock", os.O_CREAT | os.O_RDWR, PRIVATE_MODE), "rb") as lock_file:
             acquire_lock(lock_file.fileno())
             if key is None or is_begun(policy):
                 raise InputError(

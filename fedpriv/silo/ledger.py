@@ -46,7 +46,10 @@ from fedpriv.silo.admission import Charge
 from fedpriv.silo.chain import Commit, MarkContent, RollbackMark
 from fedpriv.silo.rows import (
     BACKUP_OFFSET,
+    DROP_EARLIER_REPLY,
+    KEPT_REPLIES,
     LEDGER_VERSION,
+    MAX_ROOM,
     UNKEYED_VERSION,
     AnswerRow,
     LedgerHeader,
@@ -291,15 +294,24 @@ class SiloLedger:
                 require(chain.digest_state(run.key, run.state) == last_state_digest(self._database, run_id))
         return run
 
-    def open_run(self, run_id: str, charge: Charge, key: bytes) -> None:
-        """Store a new run with its charge and its key, in a block of `transaction`."""
+    def open_run(self, run_id: str, charge: Charge, key: bytes, room: int = 0) -> None:
+        """Store a new run with its charge and its key, in a block of `transaction`.
+
+        Args:
+            run_id: Name of the new run.
+            charge: Scenario and price of the run.
+            key: Key of the run.
+            room: Bytes that the run adds.  Up to `MAX_ROOM` are set aside now, so that the file does not grow later.
+        """
         seal = chain.make_seal(key)
-        entry = chain.opening_entry(run_id, *charge, seal)
+        self._pending_entries.append(entry := chain.opening_entry(run_id, *charge, seal))
         self._database.execute(
             "INSERT INTO runs (run_id, cell, mu, slack, opened, seal, entry, key) VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
             (run_id, *charge, self._commit_number, seal, entry.digest, key),
         )
-        self._pending_entries.append(entry)
+        # SQLite keeps the pages of a value that was erased, and fills them before the file grows.
+        for state in (f"zeroblob({min(room, MAX_ROOM)})", "NULL"):
+            self._database.execute(f"UPDATE runs SET state = {state} WHERE run_id = ?", (run_id,))
 
     def find_answer(self, run_id: str, t: int) -> AnswerRow | None:
         """Return the row of a round, or None if no query of the round is stored.
@@ -354,6 +366,7 @@ class SiloLedger:
         )
         if cursor.rowcount != 1:
             raise RunError(f"round {t} has a reply already, or no stored query")
+        self._database.execute(DROP_EARLIER_REPLY, (run_id, run_id, KEPT_REPLIES))
         if state is not None:
             self._database.execute("UPDATE runs SET state = ? WHERE run_id = ?", (state, run_id))
         self._pending_entries.append(entry)
@@ -430,8 +443,10 @@ class SiloLedger:
         """
         for claim in unpack_checkpoints(checkpoints):
             is_converted = chain.converted_name(claim.ledger_name) == self._ledger_name
-            number = min(claim.number, 2**63 - 1)  # SQLite's largest integer
-            row = self._database.execute("SELECT head FROM answers WHERE answered = ?", (number,)).fetchone()
+            row = self._database.execute(
+                "SELECT head FROM answers WHERE answered = ?",
+                (min(claim.number, 2**63 - 1),),  # SQLite's largest
+            ).fetchone()
             if (is_converted or claim.ledger_name == self._ledger_name) and (
                 row is None or (row != (claim.head,) and not is_converted)
             ):

@@ -45,9 +45,11 @@ def format_metrics(metrics: Iterable[ServiceMetric]) -> str:
         by_name.setdefault(metric.name, []).append(metric)
     lines = []
     for name, group in by_name.items():
-        kind = "counter" if name.endswith("_total") else "gauge"  # naming convention of the format
-        lines += [f"# HELP {name} {group[0].help}", f"# TYPE {name} {kind}"]
-        lines += [f"{name}{_format_labels(sample.labels)} {_format_number(sample.value)}" for sample in group]
+        lines += [
+            f"# HELP {name} {group[0].help}",
+            f"# TYPE {name} {'counter' if name.endswith('_total') else 'gauge'}",  # naming convention of the format
+            *(f"{name}{_format_labels(sample.labels)} {_format_number(sample.value)}" for sample in group),
+        ]
     return "".join(f"{line}\n" for line in lines)
 
 
@@ -104,9 +106,10 @@ def open_private_socket(path: Path, option: str) -> socket.socket:
         listener.close()
         if isinstance(error, InputError):
             raise
-        file_fault = "is a file, and no socket; name a path that is free"
-        reason = file_fault if path.exists() and not path.is_socket() else error
-        raise InputError(f"{option} {path}: {reason}") from None
+        is_file = path.exists() and not path.is_socket()
+        raise InputError(
+            f"{option} {path}: {'is a file, and no socket; name a path that is free' if is_file else error}"
+        ) from None
     return listener
 
 

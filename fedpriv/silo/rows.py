@@ -75,6 +75,17 @@ _HOT_JOURNAL_HEADER = bytes.fromhex("d9d505f920a163d7")
 """First bytes of a journal that SQLite still needs, for a commit in progress or interrupted."""
 MAX_RUNS_WITH_REPLY = 8
 """Number of the runs that ended last whose replies to round 0 and to the last round are kept."""
+KEPT_REPLIES = 4
+"""Number of the last rounds of a run under way whose replies are kept, for a server that was killed.
+
+The journal of a server lacks at most the last round, and the round before if the disk damaged its entry.
+"""
+DROP_EARLIER_REPLY = """
+UPDATE answers SET reply = NULL, blind = NULL WHERE run_id = ? AND t = (
+    SELECT t FROM answers WHERE run_id = ? AND t > 0 AND answered IS NOT NULL ORDER BY t DESC LIMIT 1 OFFSET ?
+)"""
+MAX_ROOM = 2**27
+"""Most bytes that a ledger sets aside when a run is opened."""
 _DROP_BATCH_SIZE = 64
 """Most replies that are dropped in one transaction, which bounds their pages in SQLite's journal."""
 

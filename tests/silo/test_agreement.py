@@ -2,6 +2,7 @@
 
 import errno
 import hashlib
+import json
 import os
 import shutil
 from pathlib import Path
@@ -14,7 +15,7 @@ import torch
 from fedpriv.core.errors import RunError
 from fedpriv.protocol.messages import PROTOCOL_VERSION
 from fedpriv.silo.daemon import RequestQueue
-from fedpriv.silo.guard import Guard
+from fedpriv.silo.guard import Guard, room_of_run
 from fedpriv.silo.ledger import LedgerError
 from fedpriv.silo.policy import read_policy
 from fedpriv.silo.shard import ShardViews
@@ -120,7 +121,8 @@ def test_an_admission_preview_fails_without_disk_space_for_a_round(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     guard, usage = guard_at(tmp_path), shutil.disk_usage(tmp_path)
-    for free, word in ((8 * 8 * 7850 - 1, "No space left on device"), (8 * 8 * 7850, "yes")):
+    room = room_of_run(guard._admission.admit(CELL).plan)
+    for free, word in ((room - 1, "No space left on device"), (room, "yes")):
         monkeypatch.setattr(shutil, "disk_usage", lambda _, free=free: usage._replace(free=free))
         assert word in preview(guard, "run", CELL)
 

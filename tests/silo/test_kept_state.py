@@ -20,9 +20,10 @@ from fedpriv.noise.integers.gaussian import INITIAL_QUERY_CHAIN, KeyedDiscreteGa
 from fedpriv.noise.series import Workload
 from fedpriv.rounds.round import RoundState
 from fedpriv.silo.admission import Charge
-from fedpriv.silo.guard import Guard
+from fedpriv.silo.guard import Guard, room_of_run
 from fedpriv.silo.ledger import LedgerError
 from fedpriv.silo.masks import Masker
+from fedpriv.silo.rows import KEPT_REPLIES
 from fedpriv.silo.silo import pack_state, unpack_state
 from tests.attacks.guards import KEPT_STATE, cards, guard_for, guard_process, random_records, scenario, zeros
 from tests.parts import in_turn
@@ -115,6 +116,32 @@ def test_an_open_run_is_checked_against_the_budget_again_when_another_run_was_ch
     with guard._ledger.lock(), guard._ledger.transaction():
         guard._ledger.open_run("other", Charge("{}", 9.0, 0.0), bytes(32))
     refused(guard, "the budget is", cell, 3, queries()[2])
+
+
+def test_a_ledger_keeps_its_size_from_round_to_round_of_a_run(tmp_path: Path) -> None:
+    """Rows of all rounds have their room from the opening on, and only the last replies are kept."""
+    guard = guard_for(tmp_path, *random_records(160), budget=100.0)
+    cell, sizes = scenario(federation__rounds=60, federation__epochs=60), list[int]()
+    for t in range(1, 60):
+        guard.answer("run", cell, t, zeros())
+        sizes.append(
+            sum((tmp_path / name).stat().st_size for name in ("ledger-0.sqlite", "ledger-0.sqlite-journal"))
+        )
+    assert len(set(sizes[KEPT_REPLIES + 1 :])) == 1, sizes
+    assert sizes[-1] < room_of_run(guard._admission.admit(cell).plan) + sizes[0]
+
+
+def test_the_last_replies_of_an_open_run_are_repeated_and_earlier_ones_are_refused(tmp_path: Path) -> None:
+    """A killed server asks for its last round again; what no server asks for is not kept on the disk."""
+    guard, cell = guard_for(tmp_path, *random_records(), budget=9.0), scenario()
+    replies = [guard.answer("run", cell, t, zeros()) for t in range(1, 8)]
+    again = guard_of(tmp_path / "silo-0.toml")
+    for t in range(8 - KEPT_REPLIES, 8):
+        assert torch.equal(again.answer("run", cell, t, zeros()), replies[t - 1])
+    old = 7 - KEPT_REPLIES
+    reason = f"round {old} was answered, and {KEPT_REPLIES} later rounds: only a digest of its reply is kept"
+    refused(again, reason, cell, old, zeros())
+    assert replies[old - 1].numpy().tobytes()[:400] not in (tmp_path / "ledger-0.sqlite").read_bytes()
 
 
 @pytest.mark.every(4)
