@@ -53,8 +53,7 @@ class PrivacyLossDistribution:
         """Return an upper bound of H_ε(P‖Q) for every ε, any real numbers in any shape.
 
         Guarantee: the result is at least the smaller of 1 and the δ of the atoms as they are stored, in exact
-        arithmetic, if (n + 20) m 2^-51 ≤ 1e-12 + 1e-9 δ for the mass m of the losses above ε.  This condition
-        bounds the rounding of sums in the worst case.
+        arithmetic.  A sum of n masses rounds by at most n 2^-53 of itself, and the second sum is below the first.
 
         Example:
             >>> coin = PrivacyLossDistribution(np.array([0.0]), np.array([0.9]), infinity_mass=0.1)
@@ -65,7 +64,11 @@ class PrivacyLossDistribution:
         clipped_epsilons = np.minimum(np.asarray(epsilons, np.float64), MAX_EPSILON)
         indices = np.searchsorted(self.losses, clipped_epsilons, side="right")
         p_tails, q_tails = self._tails
-        bounds = self.infinity_mass + p_tails[indices] - np.exp(clipped_epsilons) * q_tails[indices]
+        bounds = (
+            self.infinity_mass
+            + p_tails[indices] * (1.0 + (len(self.losses) + 20) * 2.0**-51)
+            - np.exp(clipped_epsilons) * q_tails[indices]
+        )
         return np.clip(bounds * (1.0 + _RELATIVE_MARGIN) + DELTA_MARGIN, 0.0, 1.0)
 
     @cached_property

@@ -256,7 +256,7 @@ class PrivateSelection:
         curve = (
             (1.0 + excess) * zcdp
             + self.run_count.renyi_constant(self.mu, excess)
-            + math.log(self.run_count.mean) / excess
+            + math.log(self.run_count.mean * (1.0 + _MEAN_MARGIN)) / excess
         )
         return np.asarray(curve, np.float64)
 

@@ -129,8 +129,8 @@ class SymmetricPairEpoch:
         return _ROUNDING_MASS + _ROUNDING_MASS_PER_BIN * self.bins
 
     def _max_resolved_epsilon(self, max_epsilon: float) -> float:
-        """Return about the smallest ε at which rounding hides δ, at most `max_epsilon` and 60."""
-        end = min(max_epsilon, _MAX_EPSILON)
+        """Return about the smallest ε from 1e-9 on at which rounding hides δ, at most `max_epsilon` and 60."""
+        end = min(max(max_epsilon, 1e-9), _MAX_EPSILON)
         while end > 1e-9 and self.delta(_END_FACTOR * end, _MIN_TAIL) <= 4.0 * self._rounding_error:
             end *= _END_FACTOR
         return end

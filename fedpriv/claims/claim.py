@@ -473,8 +473,9 @@ _EXACT_EVALUATION = (
 _NOISY_EVALUATION = (
     "The silos evaluated {times} on their own test records, and {who}: all evaluations together are {mu}-GDP "
     "for each test record ({epsilon}, {relation}). Metrics are noisy: accuracies by a standard deviation of "
-    "{spread} where noise was added, losses by that times evaluation.loss_bound, and they can leave their "
-    "range. Test records are other records than those that trained the model, with a figure of their own; "
+    "{spread} where noise was added, losses by that times evaluation.loss_bound, all divided by the share of rows "
+    "for testing where cells of a table say which these are, and they can leave their range. Test records are "
+    "other records than those that trained the model, with a figure of their own; "
     "a person who has records of both kinds is protected by both together only."
 )
 

@@ -218,15 +218,15 @@ def stream_to_data(stream: ReleaseStream) -> dict[str, Any]:
 def stream_from_data(data: Mapping[str, Any]) -> ReleaseStream:
     """Convert plain data to a stream, the inverse of `stream_to_data`.
 
-    The key `owner` has the name of the party.  A stream without the key `step` is one of the rounds.  Clips,
-    integers, and the numbers of some mechanisms and participations are checked only when the stream is accounted
-    for.
+    The key `owner` has the name of the party.  A stream without the key `step` is one of the rounds.
+    Integers, and the numbers of some mechanisms, are checked only when the stream is accounted for.
 
     Raises:
         InputError: If a value is refused as none that a run can have.
         KeyError, TypeError or ValueError: If a key is missing, or a value has a form that cannot be read.
     """
     owner, std, weight, decay, period = (data[key] for key in ("owner", "std", "per_record", "decay", "period"))
+    schedule = participation_from_data(data["participation"])
     refuse(
         {
             f"ledger: noise of standard deviation {std} is none that a run can have": not 0.0 <= std < math.inf,
@@ -237,9 +237,13 @@ def stream_from_data(data: Mapping[str, Any]) -> ReleaseStream:
             f"ledger: decay = {decay!r}: expected a number from 0 to 1": not 0.0 <= decay <= 1.0,
             f"ledger: period = {period!r}: expected a number of rounds, or none": period is not None
             and not (type(period) is int and period > 0),
+            f"ledger: clips: expected finite numbers above 0, each with its number of rounds, {schedule.rounds} "
+            "in all": not all(
+                0.0 < clip < math.inf and type(rounds) is int and rounds > 0 for clip, rounds in data["clips"]
+            )
+            or sum(rounds for _, rounds in data["clips"]) != schedule.rounds,
         }
     )
-    schedule = participation_from_data(data["participation"])
     return ReleaseStream(
         party_name=owner,
         mechanism=mechanism_from_data(data["mechanism"]),

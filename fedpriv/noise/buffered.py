@@ -570,6 +570,8 @@ def _series_spread(strategy: IntegerBuffered, mechanism: BufferedToeplitz, workl
     series of the integer strategy, and c' that of the roots.  A column of C differs by at most ‖c - c'‖, and the
     sensitivity is at least the largest norm of an increment, since c'_0 = 1.
     """
-    difference = integer_series(strategy, workload.rounds) - mechanism.strategy_series(workload.rounds)
-    rounding = 2.0**-44 * math.sqrt(workload.rounds)  # of either series, whose terms are at most 1
-    return 1 + Fraction(participations_per_record(workload) * (float(np.linalg.norm(difference)) + rounding))
+    # Without roots C is the identity, whose series ends after its first term.
+    rounds = workload.rounds if strategy.theta else 1
+    norm = float(np.linalg.norm(integer_series(strategy, rounds) - mechanism.strategy_series(rounds)))
+    # Rounding of either series, whose terms are at most 1, adds 2^-44 a term.
+    return 1 + Fraction(participations_per_record(workload) * (norm + 2.0**-44 * math.sqrt(rounds)))

@@ -458,12 +458,14 @@ class LeafGaussian(Mechanism):
         noise_t is `first` in the first round of a period, and else 1.
         """
         check_matches(workload, self.decay, self.period)
-        squared_norms = (workload.clips / self._noise_scales(workload)) ** 2
-        if isinstance(workload.public_order, MinSeparation):
-            max_squared_norm = heaviest_pattern(squared_norms, workload.public_order)
+        order, squared_norms = workload.public_order, (workload.clips / self._noise_scales(workload)) ** 2
+        if isinstance(order, MinSeparation):
+            max_squared_norm = heaviest_pattern(squared_norms, order)
         else:
-            epoch = min(workload.public_order.rounds_per_epoch, workload.rounds)
-            max_squared_norm = float(np.max(np.bincount(np.arange(workload.rounds) % epoch, squared_norms, epoch)))
+            positions = np.arange(workload.rounds) % (
+                workload.rounds if order.single_pass else order.rounds_per_epoch
+            )
+            max_squared_norm = float(np.max(np.bincount(positions, squared_norms)))
         return Sensitivity(math.sqrt(max_squared_norm), True, "increments are independent: squares add up")
 
     @property

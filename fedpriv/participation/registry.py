@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import PlainSerializer, WrapValidator
 
-from fedpriv.core.errors import InputError, RunError
+from fedpriv.core.errors import InputError, RunError, refuse
 from fedpriv.core.extensions import load_extensions, note_table_change
 from fedpriv.core.random import SamplingRandomness
 from fedpriv.participation.orders import (
@@ -410,8 +410,16 @@ def participation_from_data(data: Mapping[str, Any]) -> Participation:
         KeyError or TypeError: The data lack a key, or have a key or a type that the participation does not take.
         ValueError: `batch_counts` of a fixed order do not fit its rounds.
     """
-    settings = dict(data)
-    name = settings.pop("name")
+    name, settings = data["name"], {key: value for key, value in data.items() if key != "name"}
+    refuse(
+        {
+            f"ledger: sampling {name!r} with {key} = {settings[key]!r}: expected a whole number above 0": (
+                type(settings[key]) is not int or settings[key] < 1
+            )
+            for key in ("rounds", "rounds_per_epoch", "groups", "max_participations", "min_separation")
+            if key in settings
+        }
+    )
     if (kind := PARTICIPATIONS.get(name) or lookup_sampling_class(name)) is None:
         raise InputError(f"ledger: sampling {name!r} is none of {', '.join(PARTICIPATIONS)}{_IMPORT_HINT}")
     return kind.from_data(settings)

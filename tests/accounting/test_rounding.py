@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from scipy import fft
 
 from fedpriv.accounting.allocation import grid_end, grid_masses, removal_loss_distribution
-from fedpriv.accounting.losses import GridLossDistribution
+from fedpriv.accounting.losses import GridLossDistribution, PrivacyLossDistribution
 
 pytestmark = pytest.mark.skipif(np.finfo(np.longdouble).eps > 1e-18, reason="no extended precision here")
 
@@ -85,3 +85,11 @@ def test_rounding_errors_of_a_composition_are_covered_by_its_infinity_mass(times
 
 def test_composition_of_a_loss_distribution_without_finite_mass_has_infinity_mass_one() -> None:
     assert GridLossDistribution(1e-3, 0, np.zeros(1), 1.0).self_compose(3).infinity_mass == 1.0
+
+
+def test_guarantee_no_delta_of_very_many_masses_is_below_its_exact_sum() -> None:
+    """Four million equal masses just above ε, whose running sums lose digits."""
+    count = 2**22
+    losses, mass = np.linspace(1e-13, 1e-10, count), 0.7 / count
+    delta = PrivacyLossDistribution(losses, np.full(count, mass), 0.0).deltas([0.0])[0]
+    assert math.fsum((-mass * np.expm1(-losses)).tolist()) <= delta <= 2e-9

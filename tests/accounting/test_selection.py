@@ -3,6 +3,7 @@
 import json
 import math
 from collections.abc import Callable
+from fractions import Fraction
 from pathlib import Path
 
 import dp_accounting
@@ -230,6 +231,16 @@ def test_a_poisson_number_of_runs_has_its_mean_and_may_be_0() -> None:
     drawn = np.array([PoissonRunCount(2.5).draw(generator) for _ in range(4000)])
     assert abs(drawn.mean() - 2.5) < 5.0 * math.sqrt(2.5 / 4000)
     assert abs(np.mean(drawn == 0) - math.exp(-2.5)) < 5.0 * math.sqrt(math.exp(-2.5) / 4000)
+
+
+def test_the_mean_of_a_rounded_gamma_is_not_above_the_mean_that_is_charged() -> None:
+    """γ next to 1 has few digits of 1 - γ; E[K] is 1 / ((1 - x)(1 + x/2 + x²/3 + …)) for x = 1 - γ and η = 0."""
+    law, excess = NegativeBinomialRunCount(1.000000000191977), np.array([1e-3])
+    x = 1 - Fraction(law.gamma)
+    mean_excess = float(1 / ((1 - x) * (1 + x / 2 + x**2 / 3)) - 1)
+    assert mean_excess > law.mean - 1.0
+    charged = PrivateSelection(0.5, law).renyi(excess) - (1.0 + excess) * 0.125 - law.renyi_constant(0.5, excess)
+    assert charged[0] >= math.log1p(mean_excess) / excess[0]
 
 
 def cost(mean: float, eta: float = 0.0, later_mu: float = 0.0) -> float:

@@ -343,3 +343,10 @@ def test_epsilon_falls_as_the_noise_multiplier_grows_on_widely_spread_grids() ->
     multipliers = (0.245, 0.25, 0.27)  # in the middle one it was 68
     found = [AllocatedGaussian(z, 5, 1, "replace-one").epsilon_of(1e-8) for z in multipliers]
     assert found == sorted(found, reverse=True)
+
+
+def test_noise_that_hides_all_has_a_delta_next_to_zero() -> None:
+    """Its bound of ε is 0, on which no grid of ε can stand."""
+    run = AllocatedGaussian(1e11, 10, 3, "replace-one")
+    assert run.epsilon_of(1e-5) == 0.0
+    assert 0.0 <= run.delta_of(0.0) <= 1e-10

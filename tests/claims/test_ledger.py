@@ -118,7 +118,12 @@ def test_release_streams_survive_json(mechanism: object) -> None:
     [
         ({"mechanism": {"name": "Homemade"}}, "mechanism 'Homemade' is none of"),
         *[({"apart": apart}, r"ledger: .*apart") for apart in ("1.5", None, [1], True, 0.5, 2.5, float("nan"))],
-        ({"apart": 1.0, "clips": [[2.0, 16], [2.0, -15]]}, r"ledger: apart = 1\.0"),
+        ({"apart": 1.0, "clips": [[2.0, 16], [2.0, -15]]}, "ledger: clips: expected finite numbers above 0"),
+        ({"clips": [[2.0, 10**13]]}, "ledger: clips: expected .*, 16 in all"),
+        *(
+            ({"participation": {"name": "fixed", "rounds": 16, "rounds_per_epoch": 8, key: count}}, f"{key} = {count}")
+            for key, count in (("rounds_per_epoch", 0), ("rounds_per_epoch", 1.5), ("rounds", -3), ("rounds", True))
+        ),
     ],
 )
 def test_invalid_release_stream_is_refused_with_a_one_line_message(changes: dict[str, Any], reason: str) -> None:

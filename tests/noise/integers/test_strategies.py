@@ -7,8 +7,8 @@ import pytest
 import torch
 from scipy.stats import chi2
 
-from fedpriv.noise.buffered import make_integer_buffered, rounded_zeros
-from fedpriv.noise.diagonal import IntegerLeaf
+from fedpriv.noise.buffered import BufferedToeplitz, make_integer_buffered, rounded_zeros
+from fedpriv.noise.diagonal import IntegerLeaf, LeafGaussian
 from fedpriv.noise.integers.fixed_point import COEFFICIENT_ONE, Ints
 from fedpriv.noise.integers.gaussian import KeyedDiscreteGaussian
 from fedpriv.noise.integers.strategies import IntegerStrategy, pack_state, unpack_state
@@ -245,3 +245,14 @@ def test_maximum_participations_follow_from_the_schedule(
 ) -> None:
     form = BinaryTree(0.9).integer(Workload(schedule, 0.9, np.ones(schedule.rounds)))
     assert form.max_participations == expected
+
+
+def test_buffered_noise_without_roots_is_independent_on_integers() -> None:
+    factor = BufferedToeplitz(1.0).integer(Workload(FixedOrder(8, 8), 1.0, np.ones(8))).sensitivity_factor
+    assert 1 <= factor < 1 + 1e-9
+
+
+def test_a_record_of_one_pass_with_empty_rounds_moves_fresh_noise_once() -> None:
+    """Two records of different rounds do not share a place in the pass."""
+    sensitivity = LeafGaussian(0.0).certified(Workload(Phases((2, 1)), 0.0, np.ones(5)))
+    assert sensitivity.value == 1.0
