@@ -8,7 +8,7 @@ Releases that protect somebody are integers on a lattice, the multiples of a uni
 may have noise in floating point (`calibrate_float_noise`), which protects nobody.
 
 A cell may leave its noise to be fitted: a fit then chooses the mechanism's name and numbers (`fit_cell_noise`) for
-the least noise in a target.  The target is the points that the run publishes, or the released sums themselves if
+little noise in a target.  The target is the points that the run publishes, or the released sums themselves if
 the row's theorems depend on their mean noise.  A fit depends on public numbers only.
 """
 
@@ -53,9 +53,9 @@ from fedpriv.scenario.load import Scenario
 from fedpriv.scenario.schema import AlgorithmSection, Cell
 
 _UNBOUNDED_RADIUS = 1e100
-"""Radius of a ball on which no projection changes a point.
+"""Radius of a ball so large that no projection on it changes a point of the probes.
 
-The radius is finite, because the gradient of a projection on an infinite ball is nan.
+The radius is finite, because min(1, radius / norm) has the gradient nan for an infinite radius.
 """
 
 _LINEARITY_ROUNDS = 4
@@ -167,7 +167,7 @@ def _check_linear(stream: _OptimizerStream, rounds: int) -> None:
 
 
 _FITTED_KEYS = ("mechanism", "theta", "phi", "scale", "max_vectors", "bands", "noise_sizes")
-"""Keys of [algorithm] that a fit replaces."""
+"""Keys of [algorithm] that a fit replaces or removes."""
 
 
 @dataclass(frozen=True)
@@ -245,9 +245,9 @@ def response_and_workload(
     """Return the response of a row's target to noise, and the workload of its running sums.
 
     The workload is the decay, the clips, the restarts and the participation of the running sums.  The response has
-    the weights of the released sums in the target: in points that the row's optimizer publishes, or, for a row
-    with `published` = "rows", in some of the sums themselves.  Both are computed for clips and steps of scale 1 in
-    one dimension, since a fit needs their ratios only.
+    the weights of the released sums in the target: in points that the row's optimizer publishes, or in some of the
+    sums themselves if `published` is "rows", or if no such point depends on a release.  Both are computed in one
+    dimension, with 1 for each of `SCALE_SETTINGS`, also where a scenario has a name in place of a clip.
 
     Args:
         row: Row of the algorithms' table.
@@ -267,24 +267,27 @@ def response_and_workload(
             f'algorithm.mechanism: with federation.sampling = "{schedule.name}" nobody may know in which rounds a '
             "record takes part, and noise is fitted to such rounds; name a mechanism that needs no fit"
         )
-    # Numbers that do not matter for the shape of the noise are 1.  A round of k batches still has its whole clip
-    # here, which a run divides by k.
+    # A round of k batches has its whole clip here, which a run divides by k.
     units = settings.with_unit_scale()
     problem = Problem(dimension=1, lipschitz=1.0, smoothness=1.0, convex=True, batch=1, schedule=schedule)
     estimator, rounds = row.estimator(units, problem), schedule.rounds
-    clips = np.array([float(estimator.round(t).clip) for t in range(1, rounds + 1)])
-    workload = Workload(schedule, estimator.decay, clips, estimator.period)
-    return (
-        (rows_response(rounds), workload)
+    response = (
+        rows_response(rounds)
         if row.published == "rows"
-        else (compute_response(row.optimizer(units, problem, 1.0), estimator.round, rounds), workload)
+        else compute_response(row.optimizer(units, problem, 1.0), estimator.round, rounds)
+    )
+    clips = np.array([float(estimator.round(t).clip) for t in range(1, rounds + 1)])
+    # Of a single round, an optimizer may publish x_1 alone.
+    return (
+        response if np.any(response.queries) else rows_response(rounds),
+        Workload(schedule, estimator.decay, clips, estimator.period),
     )
 
 
 def _fit_request(cell: Cell) -> str | None:
     """Return a JSON text of all that the fit of a cell depends on, or None if no noise is to be fitted.
 
-    The scale of clips and steps is left out, so that cells that differ in this scale only share a fit.
+    Values of `SCALE_SETTINGS` are left out, so that cells that differ in them only share a fit.
     """
     settings = cell.algorithm.settings
     if not (isinstance(settings, NoiseSettings) and settings.needs_fit):
@@ -397,10 +400,10 @@ def check_sums(noise: Noise, max_sum: float, fresh_std: float) -> None:
     Args:
         noise: Noise of every party.
         max_sum: Bound of the norm of these sums.
-        fresh_std: Standard deviation that fresh vectors of standard deviation 1 add to every release.
+        fresh_std: Standard deviation that fresh vectors of standard deviation 1 add to every release, at least.
 
     Raises:
-        InputError: A sum is more than 2^30 standard deviations of the fresh noise.
+        InputError: `max_sum` is above 2^30 standard deviations of the fresh noise, or not a number.
     """
     for source in noise.sources:
         new_std = float(source.std) * fresh_std
@@ -441,7 +444,7 @@ def make_exact_plan(
 
     Guarantee: no μ of the result is above the target of the silos that it is for, or in secret participation above
     the μ that is calibrated to have the target's ε at the cell's δ.  The slack is not above 2^-60, or 2^-61 if the
-    run has a first step, too.
+    run has another step, too.
 
     Args:
         cell: Cell with a privacy target.
@@ -550,8 +553,8 @@ Then a silo's float64 holds digits of its noise below the grid.
 class Grid:
     """Multiples of `unit`, a power of 2, as integers modulo 2^64.
 
-    Sums are right as long as they lie within ±2^63 units.  A sum beyond wraps: the model is wrong then, but the
-    noise is not smaller, since the residue is a function of the sum.
+    A sum below 2^63 units in absolute value is right, up to its rounding to float64.  A larger sum wraps: the
+    model is wrong then, but the noise is not smaller, since the residue is a function of the sum.
     """
 
     unit: float
@@ -583,11 +586,11 @@ class Grid:
 def make_grid(silo_std: float, digits: int, max_sum: float) -> Grid:
     """Return the grid for masked messages.
 
-    Half of the `digits` binary digits in which noise is drawn lie above the unit and half below it.  Rounding then
+    About half of the `digits` binary digits in which noise is drawn lie above the unit.  Rounding then
     adds less than a relative 2^-24 to the variance of a silo's noise, for 24 digits or more.
 
     Args:
-        silo_std: Standard deviation of the noise in every silo's term of the mean, above 0.
+        silo_std: Standard deviation of the noise in a silo's term of the mean, the smallest of all, above 0.
         digits: Binary digits of the noise.
         max_sum: Bound of every coordinate of the sum of all silos' vectors without noise.
 
@@ -651,8 +654,8 @@ def make_workload(estimator: Estimator, schedule: Participation) -> Workload:
 def batch_clips(estimator: Estimator, schedule: Participation) -> tuple[float, ...]:
     """Return the norm bound of every round's increments, for a mean over one batch, (T,).
 
-    A round that is expected to read k batches has 1/k of its clip.  If increments are clipped in parts, the bound
-    is that of their first part.
+    A round that is expected to read k ≥ 1 batches has 1/k of its clip.  If increments are clipped in parts, the
+    bound is that of their first part.
     """
     return tuple(
         float(round_record.clip) / max(1, schedule.expected_batches(round_record.t))
@@ -668,13 +671,13 @@ def calibrate_float_noise(
     weights: tuple[float, ...],
     increment_diameter: float = APART,
 ) -> Noise:
-    """Compute the noise of every party that reaches the cell's target, in floating point.
+    """Compute the noise in floating point with which a run reaches the cell's target.
 
     The participation gives the μ' to which noise has to be calibrated, larger if secret sampling amplifies
     privacy, and the trust setting turns μ' into standard deviations.  A cell without a target gets no noise.
 
-    Guarantee: up to roundings to the safe side, a public order gets its μ exactly.  Secret sampling gets at most
-    the (ε, δ) of that μ at the cell's δ.
+    Guarantee: in real arithmetic, a run with public rounds has at most its μ, and one with secret rounds at most
+    the ε of that μ at the cell's δ.
 
     Args:
         cell: Cell with its privacy target.
@@ -685,7 +688,7 @@ def calibrate_float_noise(
         increment_diameter: Largest distance of two increments, in clips.
 
     Raises:
-        InputError: The participation cannot be accounted for with this mechanism.
+        InputError: The participation cannot be accounted for with this mechanism, or no finite noise is enough.
     """
     target, relation, delta = cell.target_mu, cell.privacy.relation, cell.privacy.delta
     if target is None:

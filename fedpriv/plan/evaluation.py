@@ -3,9 +3,9 @@
 Both are planned and accounted for as runs of DP-SGD of their own.  A cell is one run of a scenario with all its
 settings, and a silo a party that holds records.
 
-In an evaluation silos send sums of the scores of test records, bounded vectors in place of clipped gradients, with
-any noise.  The first step is a run of one round, before the others, that releases moments of a table's columns, by
-which columns are then scaled.
+In an evaluation the increments are scores of test records, bounded vectors in place of clipped gradients.  The
+first step is a run of one round, before the others, that releases moments of a table's columns, by which columns
+are then scaled.
 
 This module also assigns the records on which each silo of a simulation or demonstration trains and evaluates.
 """
@@ -131,18 +131,19 @@ def prepare_scenario(
 
     Args:
         scenario: Scenario of the run.
-        cached_fits: Fits of a run that is resumed, by the text of what they depend on, which are not repeated.
+        cached_fits: Fits of a run that is resumed, by request, which are not repeated.  A request is the text of
+            the numbers that a fit depends on.
         on_fit: Function that is called with every new fit.
-        has_records: Whether the records are here, and not at remote silos.
+        has_records: Whether the records are here, and not at remote silos, so that they are checked.
         for_release: Whether the noise protects somebody.  Releases of a private run are then integers.
 
     Returns:
-        The scenario with numbers in every cell, its fits by request, and the first step of each point, or None
-        where there is none to take.
+        The scenario with fitted numbers in every cell that left its noise to be fitted, its fits by request, and
+        the first step of each point, or None where there is none to take.
 
     Raises:
-        InputError: There are too few records, no noise can be fitted, the trust setting has no first step, or
-            rounds cannot be planned.
+        InputError: `check_record_count` refuses a cell, no noise can be fitted, the trust setting has no first
+            step, or rounds after a first step cannot be planned.
     """
     if has_records:
         for point in scenario.points:
@@ -152,7 +153,7 @@ def prepare_scenario(
 
 
 def _prepare_first_step(cell: Cell, for_release: bool) -> Cell | None:
-    """Return the first step of a cell, after planning its rounds from public facts of the table."""
+    """Return the first step of a cell, or None without one, after planning the rounds that follow it."""
     if (schema := cell.data.table_schema) is not None and cell.data.needs_first_step:
         rounds = assume_scaling(cell)
         make_plan(rounds, make_schema_task(rounds, schema).objective, for_release=for_release)
@@ -171,8 +172,8 @@ def partition_test_records(cell: Cell) -> list[Tensor]:
         cell: Cell of the training, with a section [evaluation].
 
     Raises:
-        InputError: The scenario asks for more test records than there are, or the data cannot be used
-            (`load_task`).
+        InputError: The scenario asks for more test records than there are, or than a silo has, or
+            `partition_records` refuses the cell.
     """
     assert cell.evaluation is not None
     task, sizes = load_task(cell), cell.evaluation.records_per_silo(cell.federation.silos)
@@ -199,7 +200,7 @@ def _fixed_test_indices(cell: Cell, task: Task) -> list[NDArray[np.int64]] | Non
     The result is None if any row may go to any silo.  A silo has rows of its own in two cases, which may meet:
 
     - The cells of a row decide whether it is for testing, so that each row has an index in both parts and counts
-      in one of them, and a unit is a record: the rows that the silo has in the training part.
+      in at most one of them, and a unit is a record: the rows that the silo has in the training part.
     - The partition is by site, and test rows have sites: the rows of its site.
 
     If both cases hold, the rows of the first come first, and then the other rows of the site.
@@ -363,7 +364,7 @@ def evaluation_cell(cell: Cell) -> Cell:
     A round reads all records on which silos evaluate.  The run is one of DP-SGD whose increments are scores of
     bounded norm.  The noise is calibrated to the evaluations' own target, or absent without one.  If the server
     adds the training's noise, it adds that of evaluations, too.  Otherwise, also under secure aggregation, every
-    silo adds the whole noise to its message.
+    silo adds all noise of its message itself.
 
     Args:
         cell: Cell of the training, with a section [evaluation].
@@ -380,7 +381,7 @@ def evaluation_cell(cell: Cell) -> Cell:
             {
                 "name": "dp-sgd",
                 "trust": trust.name,
-                # A regression's increment is the loss alone, between -1/2 and 1/2.
+                # Without classes an increment is the loss alone, between -1/2 and 1/2.
                 "clip": section.increment_norm if cell.model.is_classification else 0.5,
                 "step": 1.0,
             }
@@ -409,8 +410,7 @@ def make_evaluation_plan(cell: Cell, objective: Objective, *, for_release: bool 
     if cell.evaluation is None:
         return None
     check_scaling_known(cell)
-    # With `data.validation` the evaluated rows are training records, with their share of rows that count.
-    schema, tests = cell.data.table_schema, cell.data.validation is None
+    schema = cell.data.table_schema
     scores = make_summed_scores(objective, cell.evaluation.loss_bound, classes=cell.model.is_classification)
     if (curves := cell.evaluation.curves) is not None:
         scores = curves.add_tables(scores, schema, cell.model.settings, scaled=cell.data.scaling is not None)
@@ -420,7 +420,7 @@ def make_evaluation_plan(cell: Cell, objective: Objective, *, for_release: bool 
         ),
         scores,
         _silo_names(cell) if cell.run.per_silo else (),
-        1.0 if schema is None else schema.counted_share(for_testing=tests),
+        1.0 if schema is None else schema.counted_share(for_testing=True),
     )
 
 

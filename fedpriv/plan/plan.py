@@ -101,7 +101,7 @@ class PlannedRound(NamedTuple):
     next_decay: Scalar
     """Decay of the running sum in the next round, or 0 after the last."""
     batch_range: range | None
-    """Batches of the silo's order that are read, or None if the rounds of records are drawn."""
+    """Batches of the silo's order that are read, or None if the schedule is no `PublicOrder`."""
     batch_count: int
     """Expected number of batches, by which increments are divided, or 1 in a round that reads none."""
     noise_vector_count: int | None
@@ -368,7 +368,7 @@ def make_plan(cell: Cell, objective: Objective, *, for_release: bool = False) ->
 def make_uncalibrated_parts(cell: Cell, problem: Problem) -> tuple[Estimator, Mechanism, Workload]:
     """Return estimator, mechanism and running sums of a cell's row, before any noise is calibrated.
 
-    The mechanism is made for the estimator's own clips.  Settings may then raise the clips of some rounds
+    The mechanism is made for the estimator's own clips.  Settings may then multiply the clips by factors
     (`Settings.clip_factors`).
 
     Args:
@@ -376,7 +376,8 @@ def make_uncalibrated_parts(cell: Cell, problem: Problem) -> tuple[Estimator, Me
         problem: Public numbers of the run, such as the dimension and the constants of the loss.
 
     Raises:
-        InputError: The row has no estimator or mechanism for these settings, or the running sums are refused.
+        InputError: The row has no estimator, mechanism or clip factors for these settings, or the running sums are
+            refused.
     """
     row, settings, schedule = cell.algorithm.row, cell.algorithm.settings, cell.schedule
     estimator = row.estimator(settings, problem)
@@ -427,7 +428,7 @@ def find_increment_diameter(
     sums of plain gradients with independent noise in every round.  There, the increments of a round are public
     vectors, moments, gradients with Hessians, means of them, or zeros, no two of them further apart than the
     objective's `diameter`.  Clipping, a projection on a ball, brings none further apart.  Only classes in
-    `PROVED_DIAMETERS` that fedpriv ships are believed, and only in a public order.
+    `PROVED_DIAMETERS` that fedpriv ships are believed, and only if rounds are public.
 
     Args:
         objective: Objective of the row, by records.
@@ -479,8 +480,8 @@ def excess_risk_bound(cell: Cell, plan: Plan) -> Bound | None:
     """Return the bound on the excess risk that the cell's row proves for its settings, or None.
 
     The excess risk is the mean loss of the output above the least one in the run's ball.  A bound needs a ball, a
-    loss that is convex and smooth in it, records that are read once in public, the same budget for all silos, and
-    noise in floating point.
+    loss that is convex and smooth in it, records that are read at most once in public rounds, no budget shares,
+    and releases in floating point.
     """
     problem, schedule = make_problem(cell, plan.objective), plan.schedule
     if schedule.secret or not schedule.single_pass or plan.exact_plan is not None or cell.privacy.shares:

@@ -76,7 +76,8 @@ class RunningSums:
             groups: Least distance of two rounds of one record.
 
         Raises:
-            InputError: The columns are not known to have few bands, or have more than `groups`.
+            InputError: The columns are not known to have few bands, or have more than `groups`, or the mechanism
+                is for other sums.
         """
         decay, blocks = self.workload.decay, self.mechanism.blocks(self.workload)
         refusal = "secret participation (federation.sampling) cannot be accounted for"
@@ -109,14 +110,14 @@ class RunningSums:
 
         Guarantee: κ² and the overlap times κ² are v and a of `accounting.fading` at σ = 1, rounded up, for noise
         that fades, C ≥ 0, in real numbers.  These are the largest clip_t² ‖C_t‖², and the largest
-        clip_s clip_t ⟨C_s, C_t⟩ of two rounds of one record.
+        clip_s clip_t ⟨C_s, C_t⟩ of two different rounds of one group.
 
         Args:
             groups: Distance of two consecutive rounds in which a record may take part.
 
         Raises:
-            InputError: `block_displacement` refuses the noise, or a record may take part in more than 2,000
-                rounds.
+            InputError: `block_displacement` refuses the noise, or there are more than 2,000 rounds in which a
+                record may take part.
         """
         if not self.mechanism.fades or self.exact or self.mechanism.assumption is not None:
             return self.block_displacement(groups), 0.0
@@ -145,9 +146,10 @@ class RunningSums:
         group.
 
         Guarantee: before the chain is split into one for each epoch, its covariances plus an overlap that all
-        rounds share are above all overlaps of two rounds of one record, whatever the record's group, for the noise
-        of `displacement_and_overlap`.  The shared overlap counts as known.  The split lowers no expectation that
-        accounting uses (`find_overlaps`).
+        rounds share are at least all overlaps of two rounds of one record, whatever the record's group, for the
+        noise of `displacement_and_overlap`.  Products of 1e-290 or less may count as 0 (`dominating_chain`).  The
+        shared overlap is charged as a release for which the record's participation is known.  The split lowers no
+        expectation that accounting uses (`find_overlaps`).
 
         Args:
             groups: Distance of two consecutive rounds in which a record may take part.
@@ -157,7 +159,7 @@ class RunningSums:
             Overlaps, or None if no two rounds overlap, or if `bins` is above 200.
 
         Raises:
-            InputError: `displacement_and_overlap` refuses the noise, or the number of a record's rounds.
+            InputError: `displacement_and_overlap` refuses the noise or the number of rounds.
         """
         max_norm, max_overlap = self.displacement_and_overlap(groups)
         if max_overlap == 0.0 or bins > LONGEST_CHAIN:

@@ -14,6 +14,8 @@ from fedpriv.claims.outcome import RunObserver
 from fedpriv.core.errors import InputError, RunError
 from fedpriv.plan import calibration as module
 from fedpriv.plan.calibration import FittedNoise, fit_cell_noise, fit_scenario_noise
+from fedpriv.plan.plan import make_plan
+from fedpriv.plan.task import load_task
 from fedpriv.scenario.load import Scenario, parse_scenario, resolve_cell
 from fedpriv.silo.guard import Guard
 from tests.conftest import small_tree
@@ -33,6 +35,9 @@ class Heard(RunObserver):
 
     def fitted(self, fit: FittedNoise) -> None:
         self.fits.append(fit)
+
+
+OUTPUTS = ("last", "next")
 
 
 def scenario(**sweep: Any) -> Scenario:
@@ -67,6 +72,17 @@ def test_noise_is_fitted_once_per_momentum_and_shared_by_steps_clips_targets_and
     again, _ = fit_scenario_noise(scenario(**sweep), fits, heard.append)
     assert [point.cell for point in again.points] == [point.cell for point in found.points]
     assert len(heard) == 2
+
+
+@pytest.mark.parametrize("mechanism", ["auto", "scheduled", "blt", "lambda-cgd"])
+def test_noise_of_a_single_round_is_fitted_where_the_output_depends_on_no_release(mechanism: str) -> None:
+    """DP-μ²-FL publishes x_T, which is x_1 after one round: the fit is then to the release itself."""
+    keys = {"algorithm__mechanism": mechanism, "federation__rounds": 1}
+    cells = [
+        fit_cell_noise(resolve_cell(small_tree(**keys, algorithm__output=output), "test")) for output in OUTPUTS
+    ]
+    mechanisms = [make_plan(cell, load_task(cell).objective).mechanism for cell in cells]
+    assert mechanisms[0] == mechanisms[1]
 
 
 def test_a_run_reports_its_noise_fit_and_stores_the_fitted_parameters(tmp_path: Path) -> None:
