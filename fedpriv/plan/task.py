@@ -74,7 +74,7 @@ def group_records(records: Records, units: UnitTable) -> Records:
 
 
 def order_by_site(test: Records, sites: Sites | None) -> tuple[Records, tuple[tuple[str, int], ...]]:
-    """Sort test records by site, in the order of the sites' names, and count them.
+    """Sort test records by site, in the order of `sites.names`, and count them.
 
     Args:
         test: Test records.
@@ -112,9 +112,9 @@ class PublicTask:
     There are none if the task was made from the schema of a table alone.
     """
     site_sizes: tuple[tuple[str, int], ...] = field(default=(), kw_only=True)
-    """Name and number of records of each site, in the order of `test`."""
+    """Name and number of records of each site, in the order of `test`, or empty for test records without sites."""
     label_unit: float = field(default=1.0, kw_only=True)
-    """Amount of a real target, in its own unit, that a label of 1 stands for."""
+    """Number of units of a real target that a difference of 1 between labels stands for, 1 for classes."""
     label_shape: tuple[int, ...] = field(default=(), kw_only=True)
     """Shape of one record's labels, or () for a single label."""
 
@@ -126,7 +126,10 @@ class Task(PublicTask):
     train: Records
     """Training records, or units of them if `unit_indices` is set."""
     train_sites: NDArray[np.int64] | None = field(default=None, kw_only=True)
-    """Site of each row of `train`, that of its first record for a unit, or None if the data name no sites."""
+    """Site of each row of `train`, or None if the data name no sites.
+
+    A person has the site of the first row with the person's name, and a client that of the client's first record.
+    """
     persons: NDArray[np.str_] | None = field(default=None, kw_only=True)
     """Person of each training record, or None if the data name no persons."""
     unit_indices: UnitTable | None = field(default=None, kw_only=True)
@@ -140,7 +143,7 @@ class Task(PublicTask):
     `test` holds the rows that count.
     """
     test_sites: NDArray[np.int64] | None = field(default=None, kw_only=True)
-    """Site of each row of `test_with_missing`, or None if the data name no sites."""
+    """Site of each row of `test_with_missing`, or None if these rows are of no site."""
     test_index_of_train: NDArray[np.int64] | None = field(default=None, kw_only=True)
     """Row index in `test_with_missing` of each training record of the data, or None.
 
@@ -176,8 +179,9 @@ def make_records(features: Tensor, labels: NDArray[Any], dtype: torch.dtype) -> 
 class ModelInputs:
     """Inputs of a cell's model: the data set, and the map of its records.
 
-    A task whose rows are records, before metrics are added, depends only on these inputs and on the number of
-    validation records.  `load_task_of_inputs` caches the last tasks by both.
+    A task whose rows are records, before metrics are added, depends only on these inputs, on the number of
+    validation records, and on the data set's files.  `load_task_of_inputs` caches the last two tasks by inputs and
+    number.  A cached task stays as it is if a file changes.
     """
 
     data_name: str
@@ -189,7 +193,7 @@ class ModelInputs:
     table: TableSchema | None = None
     """Schema of a table in [data], or None."""
     scaling: Scaling | None = None
-    """Means and deviations of the table's columns, or None without scaling."""
+    """Means and deviations of the table's columns of numbers, or None if columns are not scaled."""
     resplit: tuple[int | None, float | None] = (None, None)
     """Number of a new split and spared share of the training records, each None for data as published.
 
@@ -214,7 +218,7 @@ class ModelInputs:
         )
 
     def compute_features(self, images: NDArray[Any]) -> Tensor:
-        """Scale columns by the result of a first step, then apply the model's map to each record."""
+        """Scale columns by `scaling`, if it is given, then apply the model's map to each record."""
         raw_features = images if self.scaling is None else self.scaling.apply(images)
         return self.model.row.features(raw_features, DTYPES[self.dtype], self.model.settings)
 
@@ -230,6 +234,22 @@ class ModelInputs:
         return FeatureLayout(
             record.features.shape[1], describe_inputs(images), labels.shape[1:], labels_are_classes=classes > 0
         )
+
+    def check_data(self, classes: int) -> None:
+        """Check that the model is for labels of this kind, and for this data set.
+
+        Args:
+            classes: Number of classes, 0 for real targets.
+
+        Raises:
+            InputError: The model is for labels of the other kind, or for another data set only.
+        """
+        if self.model.is_regression != (classes == 0):
+            raise InputError(
+                f"model.name = {self.model.name!r} does not fit data.name = {self.data_name!r}, whose labels are "
+                f"{'real numbers' if classes == 0 else 'classes'}"
+            )
+        self.model.row.check_data(self.model.name, self.data_name)
 
     def make_objective(self, layout: FeatureLayout, classes: int) -> Objective:
         """Return the model's loss over records of this layout.
@@ -260,8 +280,8 @@ class ModelInputs:
 @lru_cache(maxsize=2)
 def _load_public_task(inputs: ModelInputs) -> PublicTask:
     """Load the public part of a task on first use: its objective, and test records sorted by site."""
-    inputs.model.row.check_data(inputs.model.name, inputs.data_name)
     held_out = load_held_out(inputs.data_name, table=inputs.table)
+    inputs.check_data(held_out.class_count)
     test, site_sizes = order_by_site(inputs.make_records(held_out.images, held_out.labels), held_out.sites)
     layout = inputs.make_layout(held_out.images, held_out.labels, held_out.class_count)
     return PublicTask(
@@ -274,9 +294,10 @@ def _load_public_task(inputs: ModelInputs) -> PublicTask:
 
 
 def load_public_task(cell: Cell) -> PublicTask:
-    """Return the task of a deployment's server, with the metrics of the scenario.
+    """Return the task of a deployment's server, with the metrics of the scenario if the server evaluates.
 
     If the server does not evaluate and the data are a table, the table's schema suffices, and no record is loaded.
+    Guards then check that the labels are of the model's kind.
 
     Raises:
         InputError: The scenario holds out, splits or spares training records, which the server does not have, the
@@ -298,7 +319,10 @@ def load_public_task(cell: Cell) -> PublicTask:
 def make_schema_task(cell: Cell, schema: TableSchema) -> PublicTask:
     """Return the task without any record, from the public schema of a table.
 
-    A single row of zeros is mapped to learn the layout of features.
+    Only rows of zeros are mapped, to learn the layout of features.
+
+    Raises:
+        InputError: The model, or an algorithm that extends it, does not fit the schema.
     """
     inputs = ModelInputs.from_cell(cell)
     image = np.zeros((1, len(schema.raw_columns) if cell.model.row.of_cells else schema.width))
@@ -326,23 +350,16 @@ def load_task_of_inputs(inputs: ModelInputs, validation: int | None = None) -> T
     """
     # The data set, with a new split (`data.split`) and with spared records (`data.spared`) as rows that do not
     # count.  Features that are still to be scaled are not rounded before.
-    data, model = inputs.data_name, inputs.model
+    data, model, (split, spared_share) = inputs.data_name, inputs.model, inputs.resplit
     dataset = load(
         data,
         table=inputs.table,
         with_cells=model.row.of_cells,
         dtype=inputs.dtype if inputs.scaling is None else "float64",
     )
-    split, spared_share = inputs.resplit
     dataset = dataset if split is None else draw_split(dataset, split)
     dataset = dataset if spared_share is None else blank_training_share(dataset, spared_share)
-    # Checks that data and model fit together.
-    if model.is_regression != (dataset.class_count == 0):
-        labels = "real numbers" if dataset.class_count == 0 else "classes"
-        raise InputError(
-            f"model.name = {model.name!r} does not fit data.name = {data!r}, whose labels are {labels}"
-        )
-    model.row.check_data(model.name, data)
+    inputs.check_data(dataset.class_count)
     if model.row.evaluated and not counted_mask(dataset.test_labels).any():
         raise InputError(f"{display_name(data)}: has no test records; look at `split` and `test_share`")
     train_images, test_images = dataset.train_images, dataset.test_images
@@ -396,10 +413,10 @@ def load_task_of_inputs(inputs: ModelInputs, validation: int | None = None) -> T
 
 
 def load_task(cell: Cell) -> Task:
-    """Return the cell's task, with units as rows and with the metrics of the scenario.
+    """Return the cell's task, with units as rows, and with the scenario's metrics unless silos evaluate.
 
-    Rows are single records if these are the unit of protection.  If the scenario sets `run.passes`, gradients
-    are computed in bfloat16.
+    Rows are single records if these are the unit of protection.  If the scenario sets `run.passes`, the objective
+    computes gradients in bfloat16.
 
     Raises:
         InputError: The data cannot be loaded, data, model and metrics do not fit together, or there are too few
@@ -448,7 +465,7 @@ def _load_unit_task(
         units = group_by_person(task.persons, unit.max_records, counted_mask(task.train.labels.numpy()))
     else:  # `check_record_count` refuses too many clients for the records
         units = group_consecutive(count, unit.max_records)
-    # A unit has the site of its first record.
+    # A client has the site of its first record, a person that of the first row, whether this row counts or not.
     first_rows = units[:, 0] if task.persons is None or unit.name != USER.name else index_persons(task.persons)[0]
     return dataclasses.replace(
         task,
@@ -461,12 +478,12 @@ def _load_unit_task(
 def _add_metrics(task: PublicTask, cell: Cell) -> Objective:
     """Return the task's objective with the metrics of the scenario, as views that score the test records.
 
-    A view wraps the objective.  A `ScoreView` computes `run.metrics` and metrics of each site.  A `GoldsteinView`
-    estimates how stationary the model is, by gradients within `run.goldstein_radius`.  If silos evaluate, the
-    objective is unchanged.
+    A view wraps the objective.  A `ScoreView` computes `run.metrics`, and with `run.per_silo` metrics of each
+    site.  A `GoldsteinView` estimates how stationary the model is, by gradients within `run.goldstein_radius`.  If
+    silos evaluate, or the scenario sets none of these keys, the objective is unchanged.
 
     Raises:
-        InputError: A metric cannot be computed on the test records.
+        InputError: A metric cannot be computed on the test records, or a site has none of them.
     """
     objective, run = task.objective, cell.run
     if cell.evaluation is not None:  # silos evaluate and send sums
@@ -502,9 +519,9 @@ def _add_metrics(task: PublicTask, cell: Cell) -> Objective:
 
 
 def check_record_count(cell: Cell) -> None:
-    """Check that the data set has as many training records as the cell reads.
+    """Check that the data set has as many training records as one pass of the cell reads.
 
-    One pass reads (batches of a silo) · (sum of the silos' batch sizes) records, or units if these are the rows of
+    A pass reads (batches of a silo) · (sum of the silos' batch sizes) records, or units if these are the rows of
     the task.  With a partition by site, each site needs the records of its silo.
 
     Raises:
@@ -587,7 +604,7 @@ def _partition_rows(data: DataSection, labels: NDArray[np.int64], sizes: list[in
 
     Args:
         data: Section [data], whose `partition` is "dirichlet", "shards" or "iid", with its `concentration`
-            or number of shards.  A partition by site takes no labels and is not made here.
+            or number of shards.
         labels: Label of each row, (rows,).
         sizes: Number of rows of each silo or client.
         seed: Seed of the draw.
@@ -596,7 +613,8 @@ def _partition_rows(data: DataSection, labels: NDArray[np.int64], sizes: list[in
         Row indices of each silo or client, as many as its size.
 
     Raises:
-        InputError: There are too few rows for these sizes, or a silo has fewer rows than shards.
+        InputError: There are too few rows for these sizes, a size is below 1, or a silo has fewer rows than
+            shards.
     """
     if data.partition == "dirichlet":
         assert data.concentration is not None
@@ -608,7 +626,7 @@ def _partition_rows(data: DataSection, labels: NDArray[np.int64], sizes: list[in
 
 
 def mask_absent_records(records: Records) -> tuple[Records, Tensor]:
-    """Replace the labels of absent records by 0, and return a mask of the present ones, both (..., B).
+    """Replace the labels of absent records, (..., B), by 0, and return a mask of the present ones, (..., B).
 
     Guarantee: with weight 0 where a record is absent, its row adds nothing to a sum, whatever the loss is.
     """

@@ -1,4 +1,4 @@
-"""A round in floating point, of a simulation, or of a deployment without noise.
+"""A round in floating point, of a simulation, or of a party of a deployment that adds no noise.
 
     s_t = Σ_b weight_b · clip(Σ_k c_k ∇f(query_{t-k}; record b))
     q_t = decay · q_{t-1} + s_t
@@ -51,8 +51,9 @@ _MAX_PREFETCHED_VALUES = 2**26  # prefetched noise of all silos that one process
 class FreshNoise(NamedTuple):
     """Fresh vectors of a round, and their amplitude.
 
-    The vectors are (..., d), or (..., draws, d) in a round for which the plan has several vectors.  Mechanisms are
-    linear, so replicates (runs that are computed side by side) can share noise (1, d) of variance 1.
+    The vectors are (..., d), or (..., draws, d) in a round for which the plan has several vectors.  Zeros may have
+    a last axis of 1.  Mechanisms are linear, so replicates (runs that are computed side by side) can share noise
+    (1, d) of variance 1.
     """
 
     vectors: Tensor
@@ -68,7 +69,7 @@ NoiseSampler = Callable[[int, int], FreshNoise | None]
 class FloatSteps:
     """Steps of a round in floating point, whose release is y_t = q_t + (B z)_t.
 
-    In the vectorized engine the plan's entries have leading axes, and so have all vectors.
+    In the vectorized engine vectors have leading axes, and so may the plan's numbers.
     """
 
     plan: Plan
@@ -88,8 +89,8 @@ class FloatSteps:
         """Return q_t = decay · q_{t-1} + s_t, the past vectors to remember and the clipped records' count.
 
         s_t is the weighted sum of the records' clipped increments, or u_t + r_t of the module's docstring if they
-        are clipped in parts.  Past vectors are earlier queries that the estimator needs, and sums u if increments
-        are clipped in parts.
+        are clipped in parts.  Past vectors are queries that later rounds need, and sums u if increments are
+        clipped in parts.
 
         Args:
             state: State after round t - 1.
@@ -146,7 +147,7 @@ class FloatSteps:
         return noisy, state
 
     def encode_masked(self, release: Tensor, t: int, party: int, mask: NDArray[np.uint64]) -> Tensor:
-        """Return p_i · release on the plan's grid, plus the mask, as uint64 (d,).
+        """Return p_i · release on the plan's grid, plus the mask, modulo 2^64, as uint64 (d,).
 
         Raises:
             RunError: A value is not finite, or is too large to be added.
@@ -161,8 +162,8 @@ class FloatSteps:
     def aggregate(self, messages: Sequence[Tensor], t: int) -> Tensor:
         """Return Σ_i p_i · release_i (d,), with the weight p_i of silo i.
 
-        Masked messages are encoded on a grid, with their weights, and their masks cancel in the sum.  A plan has a
-        grid only if messages are masked.  Other messages are releases (d,).
+        Masked messages are encoded on a grid, with their weights, and their masks cancel in the sum of all silos.
+        A plan has a grid only if messages are masked.  Other messages are releases (d,).
         """
         if (grid := self.plan.grid) is not None:
             return torch.from_numpy(grid.decode_sum([message.numpy() for message in messages]))
@@ -181,8 +182,9 @@ class FloatSteps:
 class RunningSum(NamedTuple):
     """State between rounds: past vectors and the sum q_t, each (..., d).
 
-    Past vectors are the queries, latest first.  For increments in parts they are v_q, v_{q-1}, as far as these
-    epochs have begun, and then u of the last N rounds, oldest first.
+    Past vectors are the queries that the estimator still needs, latest first.  For increments in parts they are
+    v_q, v_{q-1}, as far as these epochs have begun, and then u of the last N rounds, oldest first.  For local
+    steps they are the sum of the silo's releases since the last restart (`rounds.round`).
     """
 
     past_vectors: tuple[Tensor, ...]
@@ -192,7 +194,7 @@ class RunningSum(NamedTuple):
 def initial_running_sum(like: Tensor) -> RunningSum:
     """Return the state before round 1: no past vectors, and q_0 = 0 like `like` in shape and dtype.
 
-    A silo's own releases start from `FloatSteps.initial_state` instead, float64 whatever dtype the queries have.
+    A party's own state starts from `FloatSteps.initial_state` instead, float64 whatever dtype the queries have.
     """
     return RunningSum((), torch.zeros_like(like))
 
@@ -211,9 +213,10 @@ def update_running_sum(
     Gradients are computed in the dtype of the queries and added in that of the sum, which may be wider.  If
     `step.split` is set, increments are clipped in parts (`update_split_running_sum`).
 
-    Guarantee: under zero-out one record moves s_t by at most its weight times `step.clip`, under replace-one by
-    twice this bound, whatever the queries are.  In float64 that change of s_t moves q_t by at most the same bound,
-    up to 1e-9 of it.  A float32 sum is rounded to more than that, and serves simulations only.
+    Guarantee: if increments are not clipped in parts, and `objective` keeps the guarantee of
+    `Objective.increment`, one record moves s_t by at most its weight times `step.clip` under zero-out, and by
+    twice this bound under replace-one, whatever the queries are.  That change of s_t moves q_t by as much, up to
+    the rounding of the sums.  Sums in float32 are rounded more, and serve simulations only.
 
     Args:
         state: State after the round before.
@@ -254,8 +257,9 @@ def update_split_running_sum(
 
     The parts are G_t, Δ_t and r_t of the module's docstring, and u_t mixes the first two with u_{t-N}.
 
-    Guarantee: under zero-out one record moves G_t, Δ_t and r_t each by at most its weight times that part's clip,
-    under replace-one by twice this bound, whatever the queries are.  r_t is 0 in the first round of an epoch.
+    Guarantee: if `objective` keeps the guarantee of `Objective.increment`, one record moves G_t, Δ_t and r_t each
+    by at most its weight times that part's clip under zero-out, and by twice this bound under replace-one,
+    whatever the queries are.  r_t is 0 in the first round of an epoch.
 
     Args:
         state: State after the round before.  Its past vectors are queries v, and then sums u.  A v is the query of
@@ -269,7 +273,7 @@ def update_split_running_sum(
         weights: Weight of every record, (records,) or (..., records).
 
     Returns:
-        The next state, and the largest number of clipped records of a part, (...).
+        The next state, and the number of clipped records of the part that clips most, (...).
     """
     # Past vectors are first the anchors v, of one or two epochs, and then the sums u.
     epoch, round_index = divmod(step.t - 1, split.rounds_per_epoch)
@@ -329,7 +333,7 @@ class SeededNoise:
         if count is not None:
             return self._source.node_vectors(size, party, t, count), None
         block_size = rounds_per_draw(size, len(self._plan.batch_sizes))
-        if block_size == 1:  # drawn in pieces, so that no second vector of the source's own dtype is in memory
+        if block_size == 1:  # long vectors are drawn in pieces, without a second one of the source's own dtype
             buffer = np.empty(size, dtype=self._dtype)
             return self._source.weighted_sum(size, [party], [1.0], t, out=buffer), buffer
         if party not in self._prefetched:
@@ -340,7 +344,7 @@ class SeededNoise:
 
 
 def rounds_per_draw(dimension: int, silo_count: int) -> int:
-    """Number of rounds whose vectors a simulated party draws at once, 1 if it prefetches none."""
+    """Largest number of rounds whose vectors a simulated party draws at once, 1 if it prefetches none."""
     # Longer vectors are drawn in pieces, and blocks of them save no time.
     max_rounds = 1 if dimension > MAX_VALUES_PER_DRAW else _MAX_ROUNDS_PER_DRAW
     return max(1, min(max_rounds, _MAX_PREFETCHED_VALUES // (dimension * silo_count)))
@@ -433,7 +437,7 @@ class SimulatedEvaluation:
     def _mean_scores(self, model: Tensor, silo_records: Records) -> Tensor:
         """Return the mean score (outputs,) over all rows of a silo, with 0 for absent records.
 
-        So the denominator is public, however many records are present.
+        So the denominator is public, however many records are present.  A silo has one row at least.
         """
         records, is_present = mask_absent_records(silo_records)
         return (

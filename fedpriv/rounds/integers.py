@@ -54,7 +54,7 @@ class IntegerSteps:
     """Key of the noise, secret in a deployment and derived from the seed in a simulation."""
 
     def initial_state(self, party: int) -> RoundState:
-        """Return the state of C if the party adds noise, and that of B if it releases running sums."""
+        """Return the state before round 1: that of C if the party adds noise, of B if it releases running sums."""
         trust = self.plan.trust
         accumulator = self._strategy.initial_state() if trust.adds_noise(party) else ()
         return RoundState(
@@ -74,17 +74,19 @@ class IntegerSteps:
         (`IncrementParts`) have one sum for each part, in the order residual, gradient, change, as far as the round
         has a vector for the part.
 
-        Guarantee: one record moves the part of each vector by at most K, its entry of `IntegerRound.norms`, under
-        zero-out and by at most 2 K under replace-one, whatever the query is.  Only the sums depend on the records.
+        Guarantee: under the conditions of `sum_integer_increments` one record moves the part of each vector by at
+        most K, its entry of `IntegerRound.norms`, under zero-out and by at most 2 K under replace-one, whatever
+        the query is.  Only the sums depend on the records.
 
         Args:
-            state: State after the round before, whose past vectors are queries.
+            state: State after the round before.
             planned_round: Public numbers of the round.
             query: Point at which increments are computed, (d,).
             batch: Records of the silo that the round reads.
 
         Returns:
-            The sums, int64 (d,) or stacked (vectors, d), the queries to remember, and no count of clipped records.
+            The sums, int64 (d,) or stacked (vectors, d), the queries to remember, and None for the number of
+            clipped records.
         """
         ((silo, count),), step, plan = batch.silo_sizes, planned_round.step, self.plan
         if not count and not plan.schedule.secret:  # an empty secret round looks like any other
@@ -96,7 +98,8 @@ class IntegerSteps:
             else plan.objective
         )
         parts_in_order: list[IncrementPart | None] = [round_parts.gradient]
-        # A residual has a vector in every round, of zeros at the start of an epoch, and a change from epoch 2 on.
+        # A residual has a vector in every round if epochs have several, of zeros at the start of an epoch.  A
+        # change has a vector from epoch 2 on.
         if step.split is not None and step.split.rounds_per_epoch > 1:
             parts_in_order.insert(0, round_parts.residual)
         if round_parts.change is not None:
@@ -127,8 +130,8 @@ class IntegerSteps:
         """Return y_t = (C s)_t + z_t, or s_t unchanged if this party adds no noise, and the next state.
 
         The query chain is extended by the query, or by the fact that the round was missed.  The noise z_t depends
-        on the chain, so that another query in the same round has other noise.  The state, which has the state of
-        C, is as secret as the records.
+        on the chain, so that another query in the same round has other noise.  A state that has the state of C is
+        as secret as the records.
 
         Args:
             state: State after round t - 1.
@@ -162,7 +165,7 @@ class IntegerSteps:
         Args:
             state: State after `add_noise`.
             t: Number of the round.
-            noisy: y_t, int64.
+            noisy: y_t, int64, of the round's shape or flat.
             party: Silo number or `SERVER`.
         """
         if not self._releases_sums(party):
@@ -176,14 +179,14 @@ class IntegerSteps:
         return vector, state._replace(mechanism_state=mechanism_state)
 
     def encode_masked(self, release: Tensor, t: int, party: int, mask: NDArray[np.uint64]) -> Tensor:
-        """Return y_t plus the mask modulo 2^w, uint8."""
+        """Return y_t plus the mask modulo 2^w, as w / 8 bytes a value, uint8."""
         masked = pack_masked(release.numpy().reshape(-1), mask, self.plan.required_exact_plan.inputs.word_bits)
         return torch.frombuffer(bytearray(masked), dtype=torch.uint8)
 
     def aggregate(self, messages: Sequence[Tensor], t: int) -> Tensor:
         """Add masked messages, or exact sums at a server that is trusted with them.
 
-        The result of round t is int64, (d,) or (vectors, d).  The masks of all silos cancel in the sum.
+        The result of round t is int64, (d,) or (vectors, d).  Masks cancel in the sum over all silos.
 
         Raises:
             RunError: A masked message has another length, or an exact sum another type or a value out of its

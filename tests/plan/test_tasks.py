@@ -57,6 +57,23 @@ def test_a_server_refuses_a_model_that_belongs_to_another_data_set(small_cell: M
         load_public_task(small_cell(data={"name": "phase-retrieval"}, **sections))
 
 
+@pytest.mark.parametrize("load", [load_task, load_public_task])
+@pytest.mark.parametrize(
+    ("data", "model", "labels"),
+    [("phase-retrieval", "mlp", "real numbers"), ("synthetic", "linear-regression", "classes")],
+)
+def test_a_server_and_a_simulation_refuse_labels_of_another_kind_than_the_models(
+    small_cell: MakeCell, load: Callable[[Cell], object], data: str, model: str, labels: str
+) -> None:
+    algorithm = {"name": "dp-sgd", "trust": "trusted", "clip": 1.0, "step": 0.1}
+    privacy = {"relation": "zero-out", "mu": 1.0}
+    cell = small_cell(data={"name": data}, model={"name": model}, algorithm=algorithm, privacy=privacy)
+    with pytest.raises(
+        InputError, match=rf"{model}' does not fit data\.name = '{data}', whose labels are {labels}"
+    ):
+        load(cell)
+
+
 def test_the_last_training_records_are_held_out_for_validation(small_cell: MakeCell) -> None:
     whole = load_task(small_cell())
     for count in (1, 1000):
