@@ -1,19 +1,19 @@
 """Clipped sums for any module, from terms in closed form for the parameters that allow it.
 
 The increment of a record z is Σ_k c_k ∇f(x_k; z), for the points x_k and the coefficients c_k of a query, and is
-clipped as a whole.  If a parameter goes only into layer functions with a closed form (functions.py), as a weight
-or as a bias, its part of the increments of all B records is represented by `LayerTerms`, from which each record's
-norm and the clipped sum are computed.  For linear functions these terms may be factors in place of gradients
-("ghost norms").  Gradients of all other parameters are materialized record by record, (B, size), in the same
-backward pass.  A plan (`_GhostPlan`) says which parameters those are.  The plan follows from a record of zeros,
-and from no record of the batch.
+clipped as a whole.  If a parameter goes only into layer functions with a closed form (functions.py), always as a
+weight or always as a bias, its part of the increments of all B records is represented by `LayerTerms`, from which
+each record's norm and the clipped sum are computed.  For linear functions these terms may be factors in place of
+gradients ("ghost norms").  Gradients of all other parameters are materialized record by record, (B, size), in the
+same backward pass.  A plan (`_GhostPlan`) says which parameters those are.  The plan is made with a record of
+zeros, and depends on no record of the batch.
 
 The records of a batch pass through the module under vmap, so that code of the module computes with one record's
 values.  `TracingMode` stands between the module and torch's functions.  It computes a layer function that is
 called with a parameter for all records at once, as vmap would do, and stores the call as a `TracedCall`.  One
 backward pass of autograd then gives the gradients at the outputs of the calls.
 
-Guarantee: if a loss depends on a parameter in any way but through the traced calls, autograd finds it.
+Guarantee: if a part of a loss's gradient by a parameter does not come from the traced calls, autograd finds it.
 `Trace.compute_output_gradients` names the parameters that have another way into a loss, and those of calls that
 autograd did not come to, in every pass anew.  Changes in place after a call do not touch the call's output
 gradient.
@@ -74,7 +74,7 @@ OnGradient = Callable[[int, TracedCall, Tensor], None]
 
 
 _ATTENTION = [SDPBackend.FLASH_ATTENTION, SDPBackend.MATH]
-"""Implementations of attention that compute heads and records one by one."""
+"""Implementations of attention that compute each head of each record from its own values."""
 
 
 @dataclass
@@ -101,7 +101,7 @@ class Trace:
             parameter: Tensor that a function was called with, or None.
 
         Returns:
-            The name and the twin, or (None, None) for any tensor that is not in `parameters`.
+            The name and the twin, or (None, None) for None and for any tensor that is not in `parameters`.
         """
         return self._twins.get(id(parameter), (None, None))
 
@@ -182,13 +182,13 @@ class TracingMode(TorchFunctionMode):
     ) -> Any:
         """Run a call of a torch function on one record's values inside the vmap, with a trace of parameters.
 
-        * A layer function with a closed form, whose weight and bias, as far as it has them, are traced parameters,
-          is computed for all records at once, and the call is added to the trace.  Twins take the place of the
+        * A layer function with a closed form that has a weight or a bias, all of them traced parameters, is
+          computed for all records at once, and the call is added to the trace.  Twins take the place of the
           parameters: leaves of autograd with the same values.
-        * A recurrent layer or cell runs as its unrolled form, and multi-head attention as torch's own code, both
-          in this mode, so that the functions inside of them are traced.
-        * Attention without mask and dropout, whose three tensors have equal leading axes, is one call for all
-          records, by an implementation that goes through them one by one.
+        * A recurrent layer or cell without keyword arguments runs as its unrolled form, and multi-head attention
+          as torch's own code, both in this mode, so that the functions inside of them are traced.
+        * Attention without mask and dropout, whose three tensors have equal leading axes (`_plain_attention`), is
+          one call for all records, by an implementation that computes each from its own values.
         * Any other call is passed on unchanged.
 
         Args:
@@ -226,7 +226,7 @@ class TracingMode(TorchFunctionMode):
                     )
                 )
                 return self._record_values(outputs)
-        elif func in UNROLLED_FUNCTIONS:
+        elif func in UNROLLED_FUNCTIONS and not settings:  # keywords of torch's functions are other names
             with self:
                 return UNROLLED_FUNCTIONS[func](*args, **settings)
         elif func is functional.multi_head_attention_forward:
@@ -234,12 +234,11 @@ class TracingMode(TorchFunctionMode):
                 return _attention_forward(*args, **settings)
         elif (
             func is functional.scaled_dot_product_attention
-            and (options := _plain_attention(*args, **settings)) is not None
+            and (attention := _plain_attention(*args, **settings)) is not None
         ):
-            # These implementations compute a batch record by record.
-            query, key, value = (self._batch_values(part) for part in args[:3])
+            query, key, value = (self._batch_values(part) for part in attention[0])
             with sdpa_kernel(_ATTENTION):
-                outputs = func(query.flatten(0, -4), key.flatten(0, -4), value.flatten(0, -4), **options)
+                outputs = func(query.flatten(0, -4), key.flatten(0, -4), value.flatten(0, -4), **attention[1])
             return self._record_values(outputs.view(*query.shape[:-3], *outputs.shape[1:]))
         return func(*args, **settings)
 
@@ -271,16 +270,16 @@ def _plain_attention(
     is_causal: bool = False,
     scale: float | None = None,
     enable_gqa: bool = False,
-) -> dict[str, Any] | None:
-    """Settings of attention without mask and dropout, or None for any other call.
+) -> tuple[tuple[Tensor, Tensor, Tensor], dict[str, Any]] | None:
+    """Tensors and settings of attention without mask and dropout, or None for any other call.
 
-    The three tensors are (…, heads, positions, width), of one record each, and need equal leading axes and heads.
+    The three tensors are (…, heads, positions, width), of one record, and need equal leading axes and heads.
     """
     has_equal_axes = all(
         part.dim() == query.dim() >= 3 and part.shape[:-2] == query.shape[:-2] for part in (query, key, value)
     )
     return (
-        {"is_causal": is_causal, "scale": scale}
+        ((query, key, value), {"is_causal": is_causal, "scale": scale})
         if has_equal_axes and attn_mask is None and not dropout_p
         else None
     )
@@ -295,9 +294,9 @@ _attention_forward = FunctionType(
 
 
 _CHUNK_VALUES = 2**24
-"""Approximate number of values that exist at a time, 64 MiB in float32."""
+"""Approximate number of values that exist at a time on a CPU, 64 MiB in float32."""
 _VALUES_PER_PARAMETER = 8
-"""Number of values for each parameter that a chunk of records may have, even beyond `_CHUNK_VALUES`.
+"""Number of values for each parameter that a chunk may have at a point, even beyond `_CHUNK_VALUES`.
 
 Adding the sum of a chunk to the total goes through all parameters once, so that small chunks are slow.
 """
@@ -329,7 +328,7 @@ class _TracedPass(NamedTuple):
     call_gradients: list[_CallGradient]
     """Calls that have no terms yet, in their order."""
     terms: dict[str, LayerTerms]
-    """Terms by name of parameter, for parameters with a single call.
+    """Terms by name of parameter, for calls that share no parameter with another call.
 
     Such a call is not in `call_gradients`.  There are no terms for a query of several points.
     """
@@ -339,7 +338,10 @@ class _TracedPass(NamedTuple):
     Parameters that the losses do not depend on are left out.
     """
     untraced: set[str]
-    """Names of the traced parameters whose gradients are not all in the calls."""
+    """Names of the traced parameters that have to be materialized.
+
+    Their gradients are not all in the calls, or they are both a weight and a bias of calls.
+    """
 
 
 @dataclass(frozen=True)
@@ -349,8 +351,8 @@ class GhostObjective(ModuleObjective):
     Without such parameters, and where a pass fails, increments are computed as by `ModuleObjective`.
 
     Guarantee: each record passes through the module alone, under vmap or in a batch of one, whatever the module's
-    code does with a batch; functions of all records at once are torch's own, and known to compute each record on
-    its own.
+    code does with a batch.  Functions of all records at once are torch's own, and known to compute each record
+    from its own values.
     """
 
     @cached_property
@@ -409,7 +411,7 @@ class GhostObjective(ModuleObjective):
 
         Returns:
             The plan, or None if the module raises a RuntimeError, IndexError or ValueError on zeros, or if no
-            gradient is in a traced call.
+            gradient is in a traced call.  Other errors of the module are passed on.
         """
         shape = records.features.shape[1:]
         if shape not in self.plans:
@@ -556,7 +558,7 @@ class GhostObjective(ModuleObjective):
         Returns:
             The sum by parameters, (size,) each or None for a parameter without gradient, and the count, ().  The
             result is None if the module raises a RuntimeError, IndexError or ValueError, or its calls do not
-            follow the plan.
+            follow the plan or differ between points.
         """
         weights = batch.weights
         try:

@@ -54,9 +54,9 @@ from fedpriv.loss.objective import (
 from fedpriv.participation.orders import OWN_FACTS, Dependence, declared_dependence
 
 _CHUNK_VALUES = 2**20
-"""Most values of directions around one point that exist at a time in a replicate, 8 MiB in float64.
+"""Number of values of directions around one point that a replicate has at a time, 8 MiB in float64.
 
-A single direction of more values is one chunk.
+One direction may have more values, and `per_record` has one direction or more of every row at a time.
 """
 
 
@@ -98,11 +98,12 @@ class SeededDirections:
     """Directions as a pure function of seed, silo, round, row index, count, dimension and type.
 
     Guarantee: directions are keyed by the row index, never by the content of the row or by the other rows that are
-    read, so neighbouring data sets have the same directions, and secret participation does not change them.
+    read, so a row has the same directions in neighbouring data sets, and secret participation does not change
+    them.
     """
 
     seeds: tuple[int, ...] = field(metadata=PER_REPLICATE)
-    """One seed for each replicate, or one for all."""
+    """One seed for each replicate, or one for all replicates if they read the same rows."""
 
     def sphere(
         self, slots: BatchLayout, count: int, like: Tensor, window: DirectionWindow | None = None
@@ -177,7 +178,7 @@ class RandomSmoothing(View):
     """`base` with increments that are made of estimates of gradients from random directions.
 
     Evaluations are those of `base`.  If `shares_directions`, the directions around all points of an increment are
-    the same, so that a difference of two gradients is small when the points are near.
+    the same, so that estimates at two points differ only because the points do.
 
     Guarantee: a record's increment is clipped as a whole, so one record moves the sum by at most its weight times
     `clip` if it is added or removed, whatever the loss and however few directions there are.
@@ -256,6 +257,7 @@ class RandomSmoothing(View):
 
         Raises:
             ValueError: There are rows, and the batch layout has not just one silo.
+            AssertionError: There are rows, and the objective has no batch layout.
         """
         records, weights = batch
         if not len(rows):
@@ -273,7 +275,7 @@ class RandomSmoothing(View):
         )
 
     def extra_values(self, points: int, rows: int = 1) -> int:
-        """Number of values of directions around all points, plus those of `base`."""
+        """Approximate number of values of directions that exist at a time, plus those of `base`."""
         values_per_record = self._directions_per_point(points) * self.dimension
         return points * min(rows * values_per_record, max(_CHUNK_VALUES, self.dimension)) + self.base.extra_values(
             points, rows
@@ -283,10 +285,10 @@ class RandomSmoothing(View):
         return self.anchor_direction_count if points == 1 else self.direction_count
 
     def _make_windows(self, positions: Sequence[int], points: int) -> list[DirectionWindow | None]:
-        """Make windows that cover all directions of the records at `positions`, a few directions each.
+        """Make windows that cover all directions of the records at `positions`, one or more at a time.
 
         Args:
-            positions: Positions of the records in the batch.
+            positions: Positions of the records in the batch, one or more.
             points: Number of points of the query, on which the number of directions depends.
         """
         count, window_size = (
@@ -351,7 +353,12 @@ class RandomSmoothing(View):
             The clipped contributions, and 1 for a record that was clipped, else 0.
         """
         unit_weight = weights.new_ones(1)
-        record_clip = clip.unsqueeze(-1) if isinstance(clip, Tensor) else clip  # (replicates, 1, 1)
+        # One bound for each record, (..., B, 1), since each is a batch of its own.
+        record_clip = (
+            clip.unsqueeze(-1).expand(*query.points[0].shape[:-1], records.labels.shape[-1], 1)
+            if isinstance(clip, Tensor)
+            else clip
+        )
         directions = (self._draw_directions(query.points, window) for window in windows)
         if self.order == "first" and len(windows) == 1:  # `base` sums each record's gradients and clips the sum
             return self.base.increment(
@@ -393,7 +400,7 @@ class RandomSmoothing(View):
     ) -> Tensor:
         """Estimate Σ_k c_k mean_j ∇f(x_k + α y_j) of each record, unclipped, (..., B, d).
 
-        The estimate is NaN if the sum over a window is not representable.
+        The estimate is NaN if the sum over a window is not representable, or is longer than `UNCLIPPED`.
 
         Args:
             query: Points x_k, (..., d), and coefficients c_k.
@@ -589,7 +596,9 @@ def compute_mean_gradients(objective: Objective, points: Tensor, records: Record
     count = len(records.labels)
     weights = torch.full((count,), 1.0 / count, dtype=points.dtype, device=points.device)
     return objective.increment(
-        Query([points]), Batch(records, weights), math.sqrt(torch.finfo(points.dtype).max)
+        Query([points]),
+        Batch(Records(*(column.expand(len(points), *column.shape) for column in records)), weights),
+        math.sqrt(torch.finfo(points.dtype).max),
     ).total
 
 

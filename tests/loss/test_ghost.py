@@ -226,6 +226,26 @@ def test_attention_is_one_call_for_all_records() -> None:
     assert (RECORDS, 2, 6, 2) in calls.shapes
 
 
+def test_attention_and_cells_with_keywords_have_the_increments_of_each_record() -> None:
+    """Before: attention with keywords had no plan, and a cell with keywords raised a TypeError."""
+
+    def call(net: Any, values: Tensor) -> Any:
+        inner = net.wide(values.unflatten(-1, (1, 6, 2)))
+        mixed = functional.scaled_dot_product_attention(query=inner, key=inner, value=inner).mean((-3, -2))
+        cell = net.cell
+        start = mixed.new_zeros(len(mixed), 2)
+        state = torch.gru_cell(input=mixed, hx=start, w_ih=cell.weight_ih, w_hh=cell.weight_hh)
+        return net.out(state)
+
+    net = Net(call, wide=nn.Linear(2, 2), cell=nn.GRUCell(2, 2, bias=False), out=nn.Linear(2, 3))
+    measured, general = (kind(net, CrossEntropy(), 0, F64) for kind in (GhostObjective, ModuleObjective))
+    (at,), records = sample(measured.dimension, 1)
+    torch.testing.assert_close(sum_increments(measured, at, records), sum_increments(general, at, records))
+    (plan,) = measured.plans.values()
+    assert plan is not None
+    assert plan.materialized == {"cell.weight_ih", "cell.weight_hh"}
+
+
 def prefer(monkeypatch: Patch, share: float | None) -> None:
     """Form products of places up to this share of a gradient, or as the code decides."""
     if share is not None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedpriv.loss import goldstein
 from fedpriv.loss.estimators import VarianceReducedGradient
@@ -22,7 +22,9 @@ from fedpriv.loss.goldstein import (
     goldstein_measure,
     measure_objective,
 )
+from fedpriv.loss.ghost import GhostObjective
 from fedpriv.loss.linear import PhaseRetrieval, SoftmaxRegression
+from fedpriv.loss.losses import CrossEntropy
 from fedpriv.loss.objective import Batch, Objective, Query, Records
 from fedpriv.rounds.floats import initial_running_sum, update_running_sum
 from tests.loss.builders import (
@@ -397,3 +399,22 @@ def test_few_models_are_measured_at_a_time(limit: int, sizes: list[int], monkeyp
     counts = measure_calls(monkeypatch, goldstein, "compute_mean_gradients", lambda _, loss, at, records: len(at))
     assert measure_objective(BASE, point, records, 3.0, 10, seed=1) == pytest.approx(whole)
     assert counts == sizes
+
+
+def test_modules_are_measured_and_smoothed_for_several_models() -> None:
+    """Before: the measure of a module raised a ValueError, and clips of several replicates an IndexError."""
+    base = GhostObjective(
+        nn.Sequential(nn.Linear(DIMENSION, 3), nn.GELU(), nn.Linear(3, 2)), CrossEntropy(), 0, F64
+    )
+    records = Records(torch.randn(7, DIMENSION, dtype=F64), torch.arange(7) % 2)
+    models = torch.stack([base.initial(), base.initial() + 0.1])
+    expected = torch.stack([base.gradient(model, Batch(records, ones(7) / 7.0)) for model in models])
+    torch.testing.assert_close(compute_mean_gradients(base, models, records), expected)
+
+    both = Records(*(column.expand(2, *column.shape) for column in records))
+    layout, clips = first_rows(1, ((0, 7),)), torch.tensor([[0.5], [0.2]], dtype=F64)
+    objective = smoothed("first", 2, base=base, seeds=(1, 2)).for_batch(layout)
+    total = objective.increment(Query((models,)), Batch(both, ones(7)), clips).total
+    for seed, model, clip, result in zip((1, 2), models, clips.flatten().tolist(), total, strict=True):
+        single = smoothed("first", 2, base=base, seeds=(seed,)).for_batch(layout)
+        torch.testing.assert_close(result, single.increment(Query((model,)), Batch(records, ones(7)), clip).total)
