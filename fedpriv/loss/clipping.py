@@ -9,8 +9,8 @@ an increment is clipped by an upper bound of the exact norm of the vector that i
 
 * A norm is enlarged by its largest relative rounding, and by the largest norm that squares may lose by underflow.
 * The rounding of the increment itself, and of its product with the factor, is added to its norm.
-* Increments computed from numbers that are not finite or above `_MAX_REPRESENTABLE`, which might overflow, are not
-  representable, and are set to zero.
+* Increments computed from numbers that are not finite, or whose norm may be above `_MAX_REPRESENTABLE`, might
+  overflow.  They are not representable, and are set to zero.
 """
 
 import math
@@ -23,18 +23,18 @@ from torch import Tensor
 from fedpriv.core.replicates import Scalar, is_known_true
 
 _MAX_FLOAT32_SQUARES = 1024
-"""Most squares that are added in float32."""
+"""Most squares of one norm that are computed in float32."""
 _FACTOR_ROUNDINGS = 4.0
 """Number of relative roundings of a factor and of its products with an increment's numbers."""
 _MAX_REPRESENTABLE = {torch.float32: 2.0**50, torch.float64: 2.0**400}
 """Largest operand norm of a representable increment, by the type of the sum."""
 _EPS = {dtype: torch.finfo(dtype).eps for dtype in _MAX_REPRESENTABLE}
 _FACTOR_TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-9}
-"""Relative amount by which min(1, clip / norm) is below 1 if a record counts as clipped."""
+"""Largest relative excess of a norm over the clip for which its record does not count as clipped."""
 
 
 class NormBounds(NamedTuple):
-    """Bounds on the size of each increment of a batch, as tensors (..., B) in float64."""
+    """Bounds on the size of each increment of a batch, with tensors (..., B) in float64."""
 
     norm: Tensor
     """Upper bound of the norm of each increment."""
@@ -47,14 +47,20 @@ class NormBounds(NamedTuple):
     rounding_count: float
     """Number of relative roundings of `rounding_scale`."""
     operand_norm: Tensor
-    """Upper bound of the norm of all numbers from which an increment is computed."""
+    """Upper bound of the norm of all numbers that represent an increment.
+
+    The numbers are the increment's values, or its factors and their products.
+    """
 
 
 class Clipping(NamedTuple):
     """Clipping factor of each record's increment, and a mask of representable increments."""
 
     factor: Tensor
-    """Weight · min(1, clip / norm) of each record, (..., B), in the sum's type."""
+    """Weight · min(1, clip / norm) of each record, (..., B), in the sum's type.
+
+    The factor is 0 for an increment that is not representable.
+    """
     representable: Tensor | None
     """Mask of representable increments, (..., B), or None if all are known to be representable.
 
@@ -79,7 +85,7 @@ def upper_norm(vectors: Tensor, axis: int = -1) -> Tensor:
     """Bound the norm along an axis from above, in float64, and drop the axis.
 
     The bound is the computed norm, enlarged by all that rounding and underflow may have taken from it.  It is inf
-    or NaN if a value is not finite or the squares overflow.
+    or NaN if a value is not finite, and may be inf if squares overflow.
 
     Args:
         vectors: Vectors of n values along `axis`, float32 or float64.
@@ -110,7 +116,7 @@ def joint_upper_norm(vectors: Tensor) -> float:
 
 
 def _sums_in_float32(size: int, dtype: torch.dtype) -> bool:
-    """Whether the squares of `size` values of this type are added in float32, and not in float64."""
+    """Whether the squares of `size` values of this type are computed in float32, and not in float64."""
     return dtype == torch.float32 and size <= _MAX_FLOAT32_SQUARES
 
 
@@ -144,7 +150,10 @@ def vector_bounds(norm: Tensor) -> NormBounds:
 
 
 def combine_bounds(bounds: Sequence[NormBounds]) -> NormBounds:
-    """Bound increments that consist of several parts, given the bounds of each part."""
+    """Bound increments that consist of several parts, given the bounds of each part.
+
+    The joint norm is not enlarged for the rounding of its own sum, relatively at most (parts / 2 + 2) · 2^-53.
+    """
     norms = torch.stack([part.norm for part in bounds])
     rounding = torch.stack([part.rounding_count * part.rounding_scale for part in bounds]).sum(0)
     return NormBounds(
@@ -164,7 +173,7 @@ def clipping_if_certain(
     norm of all output gradients, which is at least the norm of each, times the largest norm of an input.
 
     Guarantee: if the result is not None, no increment is longer than the clip.  The result's factors are those of
-    `compute_clipping`, bit for bit, unless that function's norm bound exceeds the clip by rounding, relatively by
+    `compute_clipping`, bit for bit, unless a bound of that function exceeds its limit by rounding, relatively by
     at most 1e-4.
 
     Args:
@@ -175,8 +184,8 @@ def clipping_if_certain(
 
     Returns:
         The clipping, or None if the cheap bound is above the clip, or an increment might not be representable.  It
-        is None, too, for a clip that is no float, on a GPU, and for no value or more than 1024 values of output
-        gradients.
+        is None, too, for a clip that is no float, on another device than the CPU, and for no value or more than
+        1024 values of output gradients.
     """
     if (
         not isinstance(clip, float)
@@ -201,8 +210,9 @@ def compute_clipping(bounds: NormBounds, weights: Tensor, clip: Scalar) -> Clipp
     representable, because they are computed from numbers that are too large or not finite, have factor 0.  The
     caller sets their values to zero (`Clipping.zero_unrepresentable`).
 
-    Guarantee: a factor times its increment, summed in the type of `weights`, has norm at most weight · `clip`
-    whatever the increment is, for clips of 2^-40 to 2^40 and once unrepresentable increments are set to zero.
+    Guarantee: if the bounds hold, a factor times its increment, computed in the type of `weights`, has norm at
+    most weight · `clip` whatever the increment is, for clips of 2^-40 to 2^40 and once unrepresentable increments
+    are set to zero.
 
     Args:
         bounds: Bounds of the increments.
@@ -210,8 +220,8 @@ def compute_clipping(bounds: NormBounds, weights: Tensor, clip: Scalar) -> Clipp
         clip: Clip norm, a number or a tensor that is broadcast to (..., B).
 
     Returns:
-        The factors and masks.  A record counts as clipped if its factor is below its weight by more than
-        `_FACTOR_TOLERANCE`, relatively.
+        The factors and masks.  A record of weight above 0 counts as clipped if it is not representable, or if its
+        norm exceeds the clip by more than `_FACTOR_TOLERANCE`, relatively.
     """
     max_norm, eps = _MAX_REPRESENTABLE[weights.dtype], _EPS[weights.dtype]
     # A comparison with NaN is False.
@@ -230,7 +240,8 @@ def compute_clipping(bounds: NormBounds, weights: Tensor, clip: Scalar) -> Clipp
 def never_above(values: Tensor, bound: Scalar) -> bool:
     """Whether it is certain that no value is above its bound, and none is NaN.
 
-    The result is True for no values.  Otherwise it is False on a GPU, since reading values would take time.
+    The result is True for no values.  Otherwise it is False on another device than the CPU, since reading values
+    would take time.
 
     Args:
         values: Values, of any shape.

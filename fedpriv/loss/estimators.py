@@ -28,23 +28,23 @@ from fedpriv.participation.orders import Participation
 
 
 class SplitClipping(NamedTuple):
-    """Clips of an increment's parts, which are clipped separately.
+    """Clips of the second and third part of an increment whose three parts are clipped separately.
 
-    The parts are differences of gradients at this round's query and at the queries with which epochs start (see
-    `SplitGradient`, and fedpriv/rounds/floats.py for the recursion).
+    The first part is a gradient at the query with which the epoch starts, and its clip is `Round.clip`.  The
+    others are differences of gradients (see `SplitGradient`, and fedpriv/rounds/floats.py for the recursion).
     """
 
     rounds_per_epoch: int
     """Number of rounds of an epoch."""
     mixing: Scalar
-    """γ: weight of fresh gradients at the epoch's first query.
+    """γ: weight of fresh gradients at the epoch's first query, from the second epoch on.
 
-    The sum of one epoch before has the weight 1 - γ.
+    The sum of one epoch before, plus the change since, has the weight 1 - γ.
     """
     difference_clip: Scalar
-    """Norm bound on the change of a gradient between epochs."""
+    """Norm bound on the change of a gradient between epochs, coefficient included."""
     residual_clip: Scalar
-    """Norm bound on the change of a gradient since the start of the epoch."""
+    """Norm bound on the change of a gradient since the start of the epoch, coefficient included."""
 
 
 class LocalRound(NamedTuple):
@@ -66,6 +66,9 @@ class Round(NamedTuple):
     `coefficients[k]` times the gradient at the query of round t - k.  The silo keeps the running sum q_t = decay *
     q_{t-1} + mean increment, and releases it with noise.  An optimizer that needs an estimate of the gradient
     divides the release by `scale`.
+
+    With `split`, increments and the running sum are those of `SplitGradient`.  With `local`, the gradient is at
+    the silo's own point.
     """
 
     t: int
@@ -78,9 +81,9 @@ class Round(NamedTuple):
     The factor is 1 for a prefix sum, 1 - α for momentum, and 0 for a restart or if there is no running sum.
     """
     clip: Scalar
-    """Norm bound on one record's increment."""
+    """Norm bound on one record's increment, or on its first part with `split`."""
     scale: float
-    """Factor of the gradient in the release, above 0: α_t for `RecursiveGradient`, 1 for all others here."""
+    """Factor of the gradient in the release, above 0: α_t for `RecursiveGradient`, 1 for other gradients here."""
     split: SplitClipping | None = None
     """Clipping of an increment in parts, or None if it is clipped as a whole."""
     local: LocalRound | None = None
@@ -295,7 +298,8 @@ class RecursiveGradient:
 class RaisedClips:
     """Estimator `base` with `clip` of round t multiplied by `factors[t - 1]`.
 
-    Guarantee: increments of round t are clipped to norm `round(t).clip`, factor included.
+    Guarantee: increments of round t are clipped to norm `round(t).clip`, factor included, unless `base` clips them
+    in parts.  Then the factor is in the clip of the first part only.
     """
 
     base: Estimator

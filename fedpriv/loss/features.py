@@ -39,6 +39,7 @@ from fedpriv.core.replicates import Scalar, max_values_at_once
 from fedpriv.data.layout import FeatureLayout, split_inputs
 from fedpriv.loss.alone import aligned_copy, evaluate_per_record, reason_of
 from fedpriv.loss.clipping import upper_norm
+from fedpriv.loss.frozen import FunctionalModule
 from fedpriv.loss.imported import build_module, read_state_dict, weights_error
 from fedpriv.loss.layered import make_module_objective
 from fedpriv.loss.losses import Loss, Unjudged
@@ -51,7 +52,7 @@ DIRECTIONS = 8
 CELL = 4
 """Side of a cell in pixels."""
 IMAGES_PER_CHUNK = 512
-"""Number of images that are mapped at a time."""
+"""Number of images that are mapped at a time if no module maps them."""
 
 
 def pixel_features(images: NDArray[Any], dtype: torch.dtype) -> Tensor:
@@ -61,7 +62,7 @@ def pixel_features(images: NDArray[Any], dtype: torch.dtype) -> Tensor:
     a record, which are fields of a structured array, are concatenated.
 
     Args:
-        images: Raw records, (n, ...), or a structured array (n,).
+        images: Raw records, (n, ...), or a structured array (n,).  Integers are below 2^63.
         dtype: Type of the features.
     """
     if images.dtype.names is not None:
@@ -92,8 +93,8 @@ def orientation_histograms(images: NDArray[Any], dtype: torch.dtype) -> Tensor:
     """
     if images.dtype != np.uint8 or images.ndim != 3 or images.shape[1] % CELL or images.shape[2] % CELL:
         raise InputError(
-            f'model.features = "orientations" takes gray images whose sides are multiples of {CELL}, not of '
-            f"shape {images.shape[1:]}"
+            f'model.features = "orientations" takes bytes of gray images whose sides are multiples of {CELL}, not '
+            f"of shape {images.shape[1:]} and type {images.dtype}"
         )
     gray = pixel_features(images, dtype).view(images.shape)
     # Result for an image on which the computation raises.
@@ -129,7 +130,8 @@ def _histograms(gray: Tensor) -> Tensor:
 def scale_to_norm(features: Tensor, norm: float, *, exactly: bool) -> Tensor:
     """Scale each row (n, f) to Euclidean norm at most `norm`, or exactly `norm`, and keep zeros.
 
-    The norm is met up to rounding.  A row with a value that is not finite has NaN in the result.
+    The norm is met up to rounding, for a `norm` of 1e-15 to 1e20.  A row with a value that is not finite has NaN
+    in the result.
 
     Guarantee: a row of the result is a function of its own row, bit for bit.  The length of a row is computed from
     this row by itself.  If a bound that holds in any order of additions shows that a row is short enough, and
@@ -182,7 +184,8 @@ def compute_frozen_features(
     Guarantee: a record's features are a function of the record and the weights, bit for bit, whatever the module
     does with a batch: each record is a batch of its own.  A record on which the module raises, or returns another
     number of features than for a record of zeros, has zeros for features, and no other record's features change.
-    Buffers are reset before every record.  The code is trusted to keep nothing else between calls.
+    Buffers that hold a tensor are reset before every record.  The code is trusted to keep nothing else between
+    calls.
 
     Args:
         values: Records, (n, f).
@@ -195,14 +198,16 @@ def compute_frozen_features(
         InputError: The module cannot be built, the weights are missing or do not fit, or the module raises, or
             draws from torch's CPU generator, on a record of zeros.
     """
-    # The cached module is copied, since its buffers are written into.
+    # The cached module is copied, since it is converted and its buffers may be written into.
     module = copy.deepcopy(_load_module(path, json.dumps(arguments, sort_keys=True), weights)).to(values.dtype)
-    initial_buffers = [(buffer, buffer.clone()) for buffer in module.buffers()]
+    # Calls get copies of the buffers, so that one that a call replaces is back for the next.  The module's own are
+    # reset, too, as code may write into them by other names.
+    call_module, initial_buffers = FunctionalModule(module), [(part, part.clone()) for part in module.buffers()]
 
     def map_record(record: Tensor) -> Tensor:
         for buffer, initial in initial_buffers:
             buffer.copy_(initial)
-        features: Tensor = module(record.view(1, *shape) if shape else record)
+        features = call_module({}, record.view(1, *shape) if shape else record)
         return features.reshape(1, -1)
 
     fallback = _zero_features(map_record, values.new_zeros(1, values.shape[1]), path)
@@ -261,9 +266,9 @@ def _load_module(path: str, arguments: str, weights: str) -> nn.Module:
 
 
 _CHUNK_VALUES = 2**22
-"""Values of copies that exist at a time, or those of one record."""
+"""Values of copies that exist at a time on a CPU, unless those of one record are more."""
 _MAX_CHANNELS = 4
-"""Largest last axis of a picture that is taken for its channels."""
+"""Largest last axis of a picture that is taken for its channels, if the first axis is larger."""
 
 
 class Augmentation(BaseModel):
@@ -323,7 +328,7 @@ class MeanOverCopies(Unjudged):
 
 @dataclass(frozen=True)
 class AugmentedView(View):
-    """`base` with increments of `copies_objective` on copies of the records.
+    """`base` with increments and gradients of `copies_objective` on copies of the records.
 
     Evaluations are those of `base` on the records themselves.
 
@@ -358,7 +363,7 @@ class AugmentedView(View):
         return self.augmentation.copies * self.base.evaluations(points)
 
     def extra_values(self, points: int, rows: int = 1) -> int:
-        """Four times the number of values of one record's padded copies.
+        """Four times the number of values of one record's copies, each of the size of the padded picture.
 
         Copies of a batch exist for few records at a time, of all replicates together.
         """
@@ -374,7 +379,7 @@ class AugmentedView(View):
 
         Args:
             query: Points (..., d), and the coefficient of the gradient at each of them.
-            batch: Records (..., B, …) and weights, (B,) or (..., B).
+            batch: Records (..., B, …), one or more, and weights, (B,) or (..., B).
             clip: Norm bound, a number or (..., 1).
 
         Returns:
@@ -407,10 +412,11 @@ class AugmentedView(View):
         """Yield chunks of a batch, each with the transforms of its records' copies, (..., records, copies, 3).
 
         A chunk has so few records that their copies have at most `_CHUNK_VALUES` values (more on a GPU), but one
-        record at least, unless the batch is empty.
+        record at least.
 
         Args:
-            batch: Records (..., B, …) in the order of the batch layout, and weights, (B,) or (..., B).
+            batch: Records (..., B, …), one or more, in the order of the batch layout, and weights, (B,) or
+                (..., B).
 
         Raises:
             ValueError: There is no batch layout, or it has another number of rows than the batch.

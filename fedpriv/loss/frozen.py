@@ -6,6 +6,7 @@ constants of the model.
 
 import copy
 from collections.abc import Callable, Collection
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -25,7 +26,7 @@ def trainable_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
 
 
 def frozen_names(module: nn.Module) -> list[str]:
-    """Return the names of the parameters that require no gradients."""
+    """Return the first name of each parameter that requires no gradients."""
     return [name for name, parameter in module.named_parameters() if not parameter.requires_grad]
 
 
@@ -33,8 +34,8 @@ def freeze(module: nn.Module, except_: Collection[str] = ()) -> nn.Module:
     """Return a copy in which only the layers and parameters named in `except_` are trained.
 
     A parameter that is shared under several names is trained if one of them is named, or is inside of a named
-    layer.  A frozen BatchNorm with running statistics is put into evaluation mode, so that its result for a record
-    depends on no other record.
+    layer.  A BatchNorm with running statistics and no trained parameter is put into evaluation mode, so that its
+    result for a record depends on no other record.
 
     Args:
         module: Module to copy, which is not changed.
@@ -93,15 +94,17 @@ class FunctionalModule:
         }
 
     def __call__(self, parameters: dict[str, Tensor], values: Tensor) -> Tensor:
-        """Compute the outputs of a batch with these parameters, and with copies of all buffers.
+        """Compute the outputs of a batch with these parameters, and with copies of the buffers.
 
-        Guarantee: a value that the forward pass of one record writes into a buffer is in no other call's buffers:
-        torch's `functional_call` puts the copies in the buffers' places, and the module's own buffers back in the
-        end.  For this, each place of a tensor is named once, and `tie_weights` is off: where one layer is at two
-        places, torch's own tying of names would leave the tensors of the call in the layer.
+        Guarantee: a value that one call writes into a buffer is in no other call's buffers, for every buffer that
+        held a tensor when the constructor ran.  torch's `functional_call` puts the copies in the buffers' places,
+        and the module's own buffers back in the end.  For this, each place of a tensor is named once, and
+        `tie_weights` is off: where one layer is at two places, torch's own tying of names would leave the tensors
+        of the call in the layer.
 
         Args:
-            parameters: Values by name.  A parameter that is left out keeps the module's values.
+            parameters: Values by the first name of each parameter, as in `trainable_parameters`.  A parameter that
+                is left out keeps the module's values, and other names are ignored.
             values: Records of the batch, (B, …).
         """
         tensors = {**parameters, **{name: self._module.get_buffer(name).clone() for name in self._buffers}}
@@ -113,7 +116,7 @@ class FunctionalModule:
 def run_trial(module: nn.Module, probe: Tensor) -> Tensor:
     """Run a copy of the module on an artificial record, and return its outputs.
 
-    The run has to leave buffers and parameters as they were, so that no record depends on the one before.
+    The run must neither change nor add a buffer or a parameter, so that no record depends on the one before.
 
     Args:
         module: Module to copy, which is not changed.
@@ -126,7 +129,7 @@ def run_trial(module: nn.Module, probe: Tensor) -> Tensor:
     module_copy = copy.deepcopy(module)
     for name, layer in module_copy.named_modules():
         if isinstance(layer, nn.RNNBase):
-            layer.register_forward_pre_hook(_refuse_packed(name))
+            layer.register_forward_pre_hook(_refuse_packed(name), with_kwargs=True)
     before = {name: values.detach().clone() for name, values in _parameters_and_buffers(module_copy).items()}
     with torch.no_grad():
         outputs: Tensor = module_copy(probe)
@@ -154,9 +157,9 @@ def _comparable(values: Tensor) -> Tensor:
     return torch.nan_to_num(values, nan=12345.678) if values.is_floating_point() else values
 
 
-def _refuse_packed(name: str) -> Callable[[nn.Module, tuple[object, ...]], None]:
-    def hook(layer: nn.Module, inputs: tuple[object, ...]) -> None:
-        if inputs and isinstance(inputs[0], PackedSequence):
+def _refuse_packed(name: str) -> Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None]:
+    def hook(layer: nn.Module, inputs: tuple[Any, ...], keyword_inputs: dict[str, Any]) -> None:
+        if any(isinstance(values, PackedSequence) for values in (*inputs, *keyword_inputs.values())):
             raise InputError(
                 f"model: {f'layer {name}' if name else 'the module itself'} ({type(layer).__name__}) is given a "
                 "packed sequence, whose "

@@ -36,7 +36,10 @@ _MAX_PRODUCT_SHARE = 0.4
 _MAX_GRADIENT_SHARE = 0.5
 """Largest ratio of values of a gradient to values of positions at which gradients are stored."""
 _CHUNK_VALUES = 2**18
-"""Values of gradients that exist at a time for computing their norms, so that they fit into a cache."""
+"""Number of values of gradients, or of patches of pictures, that are formed at a time on a CPU.
+
+They fit into a cache, unless one record's gradient or one picture's patches have more.
+"""
 _CHUNK_LENGTH = 128
 """Number of values of a gradient whose squares are added in the gradient's type."""
 
@@ -402,7 +405,8 @@ class PositionTerms:
     def _norm_of_products(self, spread: Tensor) -> Tensor:
         """Upper bounds on the norms √(Σ_{s,t} ⟨δ_s, δ_t⟩ ⟨a_s, a_t⟩), (B,), in float64.
 
-        Products are computed in float64, since float32 would round too coarsely.
+        Products are computed in float64, since float32 would round too coarsely.  A norm below 1e-40 may have a
+        smaller bound, since products of small factors underflow.
 
         Args:
             spread: Upper bound of Σ_t ‖δ_t‖ ‖a_t‖, (B,), to which the rounding is relative.
@@ -507,7 +511,7 @@ class EmbeddingTerms:
         return EmbeddingTerms(self.table_rows, self.row_gradients.where(mask[:, None, None], 0.0), self.row_count)
 
 
-# Names of arguments are torch's, since a module may call torch's functions by keywords.
+# Names of arguments are torch's where torch may pass them by keyword.
 
 
 def _parse_linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Any:  # noqa: A002

@@ -100,7 +100,7 @@ REFUSED: dict[str, Callable[[], object]] = {
     "of whole numbers": lambda: augment((6, 6), "tokens"),
     "channels come first": lambda: augment((12, 12, 3)),
     "out of sight": lambda: augment((2, 30)),
-    r"gray images whose sides are multiples of 4, not of shape \(30, 28\)": lambda: orient((2, 30, 28)),
+    r"bytes of gray images whose sides are multiples of 4, not of shape \(30, 28\)": lambda: orient((2, 30, 28)),
     r"gray images whose sides are multiples of 4, not of shape \(32, 32, 3\)": lambda: orient((2, 32, 32, 3)),
     "differences of gradients": subtract_in_bfloat16,
     "feature 3 has whole numbers beyond 256": lambda: in_bfloat16(words=torch.tensor([1.0, 257.0])),

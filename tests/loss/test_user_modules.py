@@ -14,7 +14,7 @@ from torch import nn
 
 import fedpriv
 from fedpriv.core.errors import InputError, RunError
-from fedpriv.loss.frozen import FunctionalModule
+from fedpriv.loss.frozen import FunctionalModule, run_trial
 from fedpriv.loss.ghost import GhostObjective
 from fedpriv.loss.imported import (
     build_module,
@@ -323,6 +323,23 @@ def test_a_module_of_one_record_passes_the_probe() -> None:
         check_per_record(module, 6, "test")
 
 
+@pytest.mark.parametrize("key", [None, "input"])
+def test_a_packed_sequence_is_refused_by_position_and_by_name(key: str | None) -> None:
+    class Packing(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.rnn = nn.GRU(1, 2, batch_first=True)
+
+        def forward(self, values: torch.Tensor) -> torch.Tensor:
+            lengths = [values.shape[1]] * len(values)
+            packed = nn.utils.rnn.pack_padded_sequence(values.unsqueeze(-1), lengths, batch_first=True)
+            states: torch.Tensor = (self.rnn(packed) if key is None else self.rnn(**{key: packed}))[1]
+            return states[-1]
+
+    with pytest.raises(InputError, match=r"layer rnn \(GRU\) is given a packed sequence"):
+        run_trial(Packing(), torch.ones(1, 3))
+
+
 def test_group_norm_stands_in_for_batch_norm() -> None:
     shape: dict[str, Any] = {"shape": [1, 4, 4], "features": 16}
     with pytest.raises(InputError, match="mixes the records of a batch; GroupNorm or LayerNorm does not"):
@@ -502,9 +519,10 @@ def test_a_record_that_has_features_of_another_shape_has_zeros(features: MakeFea
     assert features([[0.0], [3.0], [1.0]], "ragged").tolist() == [[1.0, 1.0], [0.0, 1.0], [1.0, 1.0]]
 
 
-def test_a_backbones_buffers_start_anew_for_every_record(features: MakeFeatures) -> None:
+@pytest.mark.parametrize("name", ["Summing", "Replacing"])
+def test_a_backbones_buffers_start_anew_for_every_record(features: MakeFeatures, name: str) -> None:
     """Gains: the first record, in the features of all that follow."""
-    assert features(np.ones((3, 6)), "Summing")[:, :-1].tolist() == [[1.0] * 6] * 3
+    assert features(np.ones((3, 6)), name)[:, :-1].tolist() == [[1.0] * 6] * 3
 
 
 def test_a_backbone_that_cannot_be_used_is_refused(features: MakeFeatures, tmp_path: Path) -> None:
