@@ -360,8 +360,6 @@ def load_task_of_inputs(inputs: ModelInputs, validation: int | None = None) -> T
     dataset = dataset if split is None else draw_split(dataset, split)
     dataset = dataset if spared_share is None else blank_training_share(dataset, spared_share)
     inputs.check_data(dataset.class_count)
-    if model.row.evaluated and not counted_mask(dataset.test_labels).any():
-        raise InputError(f"{display_name(data)}: has no test records; look at `split` and `test_share`")
     train_images, test_images = dataset.train_images, dataset.test_images
     if model.row.of_cells:
         if dataset.raw_cells is None:
@@ -386,8 +384,14 @@ def load_task_of_inputs(inputs: ModelInputs, validation: int | None = None) -> T
         )
         if sites is not None:
             sites = Sites(sites.names, sites.train[:-validation], sites.train[-validation:])
-    # Test records that count, sorted by site.
     counts_mask = counted_mask(test.labels.numpy())
+    if model.row.evaluated and not counts_mask.any():
+        raise InputError(
+            f"{display_name(data)}: has no test records; look at `split` and `test_share`"
+            if validation is None
+            else f"data.validation = {validation}: none of these training records counts; hold out more"
+        )
+    # Test records that count, sorted by site.
     scored_records, site_sizes = order_by_site(
         Records(*(column[torch.from_numpy(counts_mask)] for column in test)) if not counts_mask.all() else test,
         None if sites is None or not sites.test.size else Sites(sites.names, sites.train, sites.test[counts_mask]),

@@ -89,6 +89,21 @@ def test_a_table_without_test_records_is_refused(tmp_path: Path) -> None:
         load_task(resolve_cell(tree, "test"))
 
 
+def test_held_out_training_records_take_the_place_of_test_records_only_if_one_of_them_counts(
+    tmp_path: Path,
+) -> None:
+    whole = table_tree(write_csv(tmp_path / "whole.csv", rows()), split=None, test_share=0.0)
+    whole["data"]["validation"] = 20
+    assert len(load_task(resolve_cell(whole, "test")).test.labels) == 20  # a file without test records
+    few = [{**row, "part": "train" if number < 3 else "test"} for number, row in enumerate(rows())]
+    tree = table_tree(write_csv(tmp_path / "few.csv", few))
+    tree["data"]["validation"] = 1
+    with pytest.raises(
+        InputError, match=r"data\.validation = 1: none of these training records counts; hold out more"
+    ):
+        load_task(resolve_cell(tree, "test"))
+
+
 def test_a_plan_with_floating_point_noise_cannot_be_released(small_cell: MakeCell) -> None:
     def plan_of(released: bool = False, **overrides: Any) -> Plan:
         cell = small_cell(**overrides)
