@@ -1,21 +1,21 @@
 """Sequential modules of layers with closed forms: one forward and backward pass at each point.
 
 A query has points x_k and coefficients c_k, and a record's increment is the sum of c_k times the gradient of its
-loss at x_k, clipped as a whole.  x_1 is the initial model of a run.  With δ_k the gradient of the loss at a
-layer's outputs and a_k the layer's inputs, both at point k, the increment's part in that layer is Σ_k c_k δ_k ⊗
-a_k.  This part is represented as
+loss at x_k, clipped as a whole.  With δ_k the gradient of the loss at a layer's outputs and a_k the layer's
+inputs, both at point k, the increment's part in the layer's weight is Σ_k c_k δ_k ⊗ a_k before it is clipped.  In
+a convolution the products are summed over positions, too.  This part is computed as
 
     (Σ_k c_k δ_k) ⊗ a_0 + Σ_{k≥1} c_k δ_k ⊗ (a_k - a_0),
 
-whose terms are about as small as the increment itself if the points are close.  The terms c_k δ_k ⊗ a_k may be
-much larger than their sum, so that its norm, computed from their inner products, could lose all digits to
+whose terms are usually about as small as the increment itself if the points are close.  The terms c_k δ_k ⊗ a_k
+may be much larger than their sum, so that its norm, computed from their inner products, could lose all digits to
 cancellation in float32.  A norm that is too small breaks the clip.
 
-A block is a layer with parameters, and the layers without parameters that follow it.  Layers without parameters
-before the first block come first.
+A block is a layer with parameters, and the layers without parameters between it and the next block.  Layers
+without parameters before the first block come first.
 
-`make_module_objective` chooses the objective of a module: `LayeredObjective` for an nn.Sequential in which every
-layer has a closed form and every parameter is trained and used once, and `GhostObjective` (ghost.py) otherwise.
+`make_module_objective` chooses the objective of a module: `LayeredObjective` if `LayeredObjective.from_module` can
+make one, and `GhostObjective` (ghost.py) otherwise.
 """
 
 from collections.abc import Iterator, Sequence
@@ -43,7 +43,7 @@ from fedpriv.loss.module import BaseModuleObjective, ModuleObjective, check_modu
 from fedpriv.loss.objective import Batch, Increment, Query, Records
 
 _CHUNK_VALUES = 2**21
-"""Approximate number of values that exist at a time, 8 MiB in float32."""
+"""Approximate number of values that exist at a time on a CPU, 8 MiB in float32."""
 _VALUES_PER_PARAMETER = 8
 """Number of values for each parameter that a chunk of records may have, even beyond `_CHUNK_VALUES`.
 
@@ -98,12 +98,13 @@ class LayeredObjective(BaseModuleObjective):
             module: Module of the model.
             features: Number of features of a record.
             loss: Loss of the module's outputs.
-            seed: Seed of x_1.
+            seed: Seed of the initial model.
             dtype: Type of the parameters.
 
         Returns:
-            The objective, or None if the module is no nn.Sequential itself, has forward hooks, or has a layer
-            without a closed form or a parameter that is not trained and used once.
+            The objective, or None if the module is no nn.Sequential itself, has a forward hook or an instance with
+            a `forward` of its own, has a layer without a closed form or one that does not keep the axis of
+            records, or has a parameter that is not trained and used once.
 
         Raises:
             InputError: The module cannot be trained (`check_module`).  Errors of a layer on zeros are passed on.
@@ -121,7 +122,7 @@ class LayeredObjective(BaseModuleObjective):
         values, probe = features, torch.zeros(1, features)
         for name, layer in _leaves(module, ""):
             input_shape, probe = tuple(probe.shape[1:]), _run_layer(layer, probe)
-            if probe.shape[0] != 1:  # the layer does not keep the axis of records, such as nn.Flatten(0)
+            if probe.dim() < 2 or probe.shape[0] != 1:  # no axis of records is left, such as after nn.Flatten(0)
                 return None
             output_shape = tuple(probe.shape[1:])
             parameter_layer, stateless = (
@@ -149,7 +150,7 @@ class LayeredObjective(BaseModuleObjective):
         return cls(module, loss, seed, dtype, tuple(leading_layers), tuple(blocks), values)
 
     def increment(self, query: Query, batch: Batch, clip: Scalar) -> Increment:
-        """Sum the weighted clipped increments of a batch, in chunks of records, which bounds the memory.
+        """Sum the weighted clipped increments of a batch, in chunks of records to bound the memory.
 
         Args:
             query: Combination of gradients, at points (..., d), whose leading axes are models.
@@ -188,7 +189,7 @@ class LayeredObjective(BaseModuleObjective):
         return torch.cat([part for term in terms for part in term.per_record(clipped.factor)], dim=-1)
 
     def gradient(self, point: Tensor, batch: Batch) -> Tensor:
-        """Sum weighted gradients without clipping, (..., d), for a few models at a time.
+        """Sum weighted gradients without clipping, (..., d), in chunks of the last axis of models.
 
         Args:
             point: Models, (..., d).
@@ -199,7 +200,7 @@ class LayeredObjective(BaseModuleObjective):
         records, weights = batch
         axis = point.dim() - 2  # the last of the leading axes
         values = self.values_per_record * records.features.shape[-2] * point.shape[:axis].numel()
-        chunk_size = max(1, max_values_at_once(_CHUNK_VALUES, point.device) // values)
+        chunk_size = max(1, max_values_at_once(_CHUNK_VALUES, point.device) // max(1, values))
         parts = (
             torch.split(part, chunk_size, axis)
             for part in (point, *records, weights.expand(records.features.shape[:-1]))
@@ -220,7 +221,7 @@ class LayeredObjective(BaseModuleObjective):
         """Terms of a batch's increments, one for each layer with parameters, and the clipping of each record.
 
         Terms have the type of the weights, and are not clipped yet.  A record's norm is combined from the bounds
-        of all layers.  The terms of an increment that is not finite, or too large for the type, are zero.
+        of all layers.  The terms of an increment that is not representable (`Clipping`) are zero.
         """
         records, weights = batch
         terms = [term.to_dtype(weights.dtype) for term in self._make_terms(query, records)]
@@ -232,10 +233,11 @@ class LayeredObjective(BaseModuleObjective):
         return max(1, max_values_at_once(_CHUNK_VALUES, device) // (self.values_per_record * models))
 
     def _make_terms(self, query: Query, records: Records) -> list[LayerTerms]:
-        """Terms of each layer with parameters, in order, as differences to the first point.
+        """Terms of each layer with parameters, in order, by differences from the inputs at the first point.
 
         With output gradients δ_k (coefficient included) and inputs a_k at point k, the terms of a layer are
-        (Σ_k δ_k) ⊗ a_0 and δ_k ⊗ (a_k - a_0) for k ≥ 1.
+        (Σ_k δ_k) ⊗ a_0 and δ_k ⊗ (a_k - a_0) for k ≥ 1.  The first layer has only the first of these terms, since
+        its inputs are the same at every point.
 
         Args:
             query: Points (..., d) and coefficients.
@@ -254,7 +256,7 @@ class LayeredObjective(BaseModuleObjective):
         for index, block in enumerate(self.blocks):
             layer_gradients = [point_gradients[index] for point_gradients in output_gradients]
             inputs = [forward_pass.inputs[index] for forward_pass in passes]
-            if index == 0:  # the first layer's input is the same at every point, so that differences are 0
+            if index == 0:  # differences of inputs are 0
                 terms.append(block.layer.make_terms([sum_tensors(layer_gradients)], inputs[:1]))
             else:
                 terms.append(
@@ -275,7 +277,7 @@ class LayeredObjective(BaseModuleObjective):
 
         Args:
             point: Parameters by name, (..., *shape).
-            first_inputs: Inputs of the first layer with parameters, from `_first_inputs`.
+            first_inputs: Prepared inputs of the first layer with parameters, from `_first_inputs`.
 
         Returns:
             The prepared inputs of each layer with parameters, the tensors that layers without parameters saved for
@@ -341,7 +343,7 @@ def _add_parts(total: Tensor, parts: Sequence[Tensor]) -> Tensor:
 
 
 def _leaves(module: nn.Sequential, prefix: str) -> Iterator[tuple[str, nn.Module]]:
-    for name, layer in module._modules.items():  # named_children leaves out layers that occur twice
+    for name, layer in module._modules.items():  # named_children yields a layer only once
         assert layer is not None
         if type(layer) is nn.Sequential:
             yield from _leaves(layer, f"{prefix}{name}.")
@@ -368,11 +370,12 @@ def make_module_objective(
         module: Module whose trainable parameters are the point.
         features: Number of features of a record.
         loss: Loss of the module's outputs.
-        seed: Seed of x_1.
+        seed: Seed of the initial model.
         dtype: Type of the parameters.
 
     Raises:
-        InputError: A layer is refused, or no parameter is trainable (`check_module`).
+        InputError: A layer is refused, or no parameter is trainable (`check_module`).  Errors of a layer on zeros
+            are passed on.
     """
     layered = LayeredObjective.from_module(module, features, loss, seed, dtype)
     return GhostObjective(module, loss, seed, dtype) if layered is None else layered

@@ -1,8 +1,9 @@
 """Layers of torch with derivatives in closed form, for several models at once.
 
-Values have shape (..., B, *shape), where the leading axes are models.  Weights (..., *shape) have the leading axes
-only.  A layer without parameters (`StatelessLayer`) maps values to outputs, and output gradients to input
-gradients.  A layer with parameters (`ParameterLayer`) makes terms (`LayerTerms`) besides.
+Values have shape (..., B, *shape), where the leading axes are models.  Values that are the same for all models may
+lack the leading axes.  Weights are (..., *shape), without B.  A layer without parameters (`StatelessLayer`) maps
+values to outputs, and output gradients to input gradients.  A layer with parameters (`ParameterLayer`) also makes
+terms (`LayerTerms`).
 
 A query has points x_k and coefficients c_k, and a record's increment is the sum of c_k times the gradient of its
 loss at x_k.  With a_k the layer's inputs, and δ_k the gradient at its outputs times c_k, both at point k, the
@@ -125,12 +126,12 @@ def match_stateless_layer(layer: nn.Module, inward: Shape, outward: Shape) -> St
 
 
 class ParameterLayer(Protocol):
-    """A layer with a weight, (..., *shape) as torch's, and a bias.
+    """A layer with a weight, (..., *shape) with torch's shape, and possibly a bias.
 
     `prepare_inputs` is the part of the forward pass that depends on neither weight nor bias, such as the
-    extraction of patches.  `make_terms` represents the increments of a batch as sums of outer products.  Its
-    arguments are the output gradient and the prepared inputs of every term.  The first output gradient is the sum
-    over all points of the query, and therefore the gradient of the bias.
+    extraction of patches.  `make_terms` makes the layer's part of the increments of a batch.  Its arguments are
+    the output gradient and the prepared inputs of every term.  The first output gradient is the sum over all
+    points of the query, so that the gradient of a bias follows from it alone.
     """
 
     @property
@@ -169,7 +170,7 @@ class LayerTerms(Protocol):
         ...
 
     def zero_others(self, mask: Tensor) -> "LayerTerms":
-        """Set the increments of records outside of `mask` to zero, where `mask` is (..., B) of booleans."""
+        """Return terms with zeros for records outside of `mask`, which is (..., B) of booleans."""
         ...
 
 
@@ -378,8 +379,8 @@ class GradientTerms:
 def match_parameter_layer(layer: nn.Module, inward: Shape, outward: Shape) -> ParameterLayer | None:
     """Return the counterpart of torch's layer, or None for a subclass or a layer without closed form.
 
-    Counterparts exist for nn.Linear on flat inputs, and for nn.Conv2d without groups and with a number of zeros as
-    padding.
+    Counterparts exist for nn.Linear on flat inputs, and for nn.Conv2d of pictures, without groups and with a
+    number of zeros as padding.
 
     Args:
         layer: Layer of torch.
@@ -388,7 +389,7 @@ def match_parameter_layer(layer: nn.Module, inward: Shape, outward: Shape) -> Pa
     """
     if type(layer) is nn.Linear and len(inward) == 1:
         return Dense(layer.in_features, layer.out_features, layer.bias is not None)
-    if type(layer) is nn.Conv2d and layer.groups == 1 and layer.padding_mode == "zeros":
+    if type(layer) is nn.Conv2d and len(inward) == 3 and layer.groups == 1 and layer.padding_mode == "zeros":
         kernel, stride, padding, dilation = (
             size if isinstance(size, tuple) and len(size) == 2 else None
             for size in (layer.kernel_size, layer.stride, layer.padding, layer.dilation)
@@ -411,7 +412,7 @@ def extract_patches(
     """Extract the patches of pictures, as torch's `unfold` does.
 
     Pictures are (N, channels, height, width), and the patches (N, channels · kernel height · kernel width,
-    positions).  `extract_patches_by_view`, which is used on a GPU, explains the arguments.
+    positions).  `extract_patches_by_view`, which is used on any device but a CPU, explains the arguments.
     """
     unfold = functional.unfold if pictures.is_cpu else extract_patches_by_view
     return unfold(pictures, kernel, dilation, padding, stride)
@@ -457,11 +458,11 @@ def extract_patches_by_view(
             column_stride * column_step,
         ),
     )
-    return view.reshape(len(padded), -1, prod(position_counts))
+    return view.flatten(1, 3).flatten(2)
 
 
 def sum_tensors(parts: Sequence[Tensor]) -> Tensor:
-    """Add up tensors of one shape, without a copy of a single one."""
+    """Add up tensors whose shapes broadcast.  A single tensor is returned itself, without a copy."""
     total = parts[0]
     for part in parts[1:]:
         total = total + part

@@ -14,8 +14,8 @@ norms, and a clipped sum over a batch of B records is one matrix product.
 | `PhaseRetrieval`, power 2 | |⟨x, z⟩² - y²|, weakly convex | none: clipping bounds it |
 | `SoftmaxRegression` | cross-entropy of a score for each class | √2 max‖z‖ |
 
-A loss may have a penalty, penalty · ‖x‖²/2 for every record, which the table leaves out.  Its gradient is clipped
-together with the loss's, and increments are materialized as vectors.
+A `LinearScore` may have a penalty, penalty · ‖x‖²/2 for every record, which the table leaves out.  Its gradient is
+clipped together with the loss's, and increments are then materialized as vectors.
 
 Robust phase retrieval with power 2 is from Duchi & Ruan 2019; with power 1 it is the Lipschitz amplitude form.
 
@@ -88,10 +88,11 @@ class QuadraticPopulation:
     """F - F(x*) at the best admissible point, or 0 if x* is admissible."""
 
     def excess_risk(self, point: Tensor) -> Tensor:
-        return (self.curvature * (point - self.minimizer).square()).sum(-1) / 2.0 - self.min_excess_risk
+        difference = point - self.minimizer.to(point.device)
+        return (self.curvature.to(point.device) * difference.square()).sum(-1) / 2.0 - self.min_excess_risk
 
     def gradient(self, point: Tensor) -> Tensor:
-        return self.curvature * (point - self.minimizer)
+        return self.curvature.to(point.device) * (point - self.minimizer.to(point.device))
 
 
 def quadratic_in_ball(curvature: Tensor, minimizer: Tensor, radius: float) -> QuadraticPopulation:
@@ -114,8 +115,9 @@ def quadratic_in_ball(curvature: Tensor, minimizer: Tensor, radius: float) -> Qu
         middle = (low + high) / 2.0
         best = curvature * minimizer / (curvature + middle)
         low, high = (middle, high) if float(torch.linalg.vector_norm(best)) > radius else (low, middle)
-    best = curvature * minimizer / (curvature + high)
-    return QuadraticPopulation(curvature, minimizer, float(unconstrained.excess_risk(best)))
+    return QuadraticPopulation(
+        curvature, minimizer, float(unconstrained.excess_risk(curvature * minimizer / (curvature + high)))
+    )
 
 
 class LinearObjective(Deterministic, ABC):
@@ -220,8 +222,8 @@ class LinearObjective(Deterministic, ABC):
 
         Returns:
             Combined output gradients, times weights and clipping factors, (..., outputs, B), the features,
-            (..., B, features), and the number.  Both factors are zeros for an increment that is not finite, or too
-            large for the type.
+            (..., B, features), and the number.  Both factors are zeros for an increment that is not representable
+            (`Clipping`).
         """
         records, weights = batch
         output_gradients = self._combined_gradients(query, records).to(weights.dtype)
@@ -248,7 +250,7 @@ class LinearObjective(Deterministic, ABC):
         """Weighted clipped increments, (..., B, d), and the number of clipped records, (...).
 
         The loss has one output and a penalty, so that an increment is (Σ_k c_k δ_k) z + penalty · Σ_k c_k x_k
-        before it is clipped.  An increment that is not finite, or too large for the type, is zeros.
+        before it is clipped.  An increment that is not representable (`Clipping`) is zeros.
 
         Args:
             query: Combination of gradients, with points x_k (..., d) and coefficients c_k.
@@ -307,7 +309,7 @@ class LeastSquares(LinearScore):
     def lipschitz(self) -> float:
         """max|⟨x, z⟩ - y| · max‖z‖ in the ball, plus the penalty's part, or inf if the radius is inf.
 
-        Outside of the ball no bound holds, so `convex` is False.
+        The bound does not hold outside of the ball, so `convex` is False.
         """
         return (self.radius * self.feature_norm + self.label_bound) * self.feature_norm + (
             self.penalty * self.radius if self.penalty else 0.0
@@ -359,8 +361,9 @@ class SigmoidRegression(LinearScore):
         |f'| = s (1 - s) ≤ 1/4, at s = 1/2
         |f''| = s (1 - s) |1 - 2s|, the most where 6 s² - 6 s + 1 = 0: 1/(6√3), at s = 1/2 ± 1/(2√3)
 
-    The gradient is f' z and the Hessian f'' z zᵀ.  Losses lie in (0, 1) and are 1/2 at x = 0, so no model's loss
-    is lower than the initial one by 1/2 or more (option `--gap 0.5` of `fedpriv privacy theorem`).
+    Without a penalty, the gradient is f' z and the Hessian f'' z zᵀ.  Losses then lie in (0, 1) and are 1/2 at
+    x = 0, so no model's loss is lower than the initial one by 1/2 or more (option `--gap 0.5` of `fedpriv privacy
+    theorem`).
 
     Guarantee: for records with ‖z‖ ≤ `feature_norm` and no penalty, no gradient's norm exceeds `lipschitz`, and no
     two gradients of one record are farther apart than `smoothness` times the distance of their points, at every
@@ -371,13 +374,13 @@ class SigmoidRegression(LinearScore):
 
     @property
     def lipschitz(self) -> float:
-        """max‖z‖/4."""
-        return self.feature_norm / 4.0
+        """max‖z‖/4, or inf with a penalty, whose gradient grows with the model."""
+        return self.feature_norm / 4.0 if not self.penalty else math.inf
 
     @property
     def smoothness(self) -> float:
-        """max‖z‖²/(6√3)."""
-        return self.feature_norm**2 / (6.0 * math.sqrt(3.0))
+        """max‖z‖²/(6√3), plus the penalty."""
+        return self.feature_norm**2 / (6.0 * math.sqrt(3.0)) + self.penalty
 
 
 _SIZE_TOLERANCE = 0.1
@@ -536,7 +539,8 @@ def _feature_norms(records: Records, dtype: torch.dtype) -> Tensor:
 class SoftmaxRegression(LinearObjective):
     """Cross-entropy of a linear classifier.
 
-    The parameters are `classes` rows of `features` weights, flattened.  A constant feature 1 serves as the bias.
+    The parameters are `classes` rows of `features` weights, flattened.  A feature that is 1 in every record serves
+    as the bias.
     """
 
     features: int
@@ -597,8 +601,8 @@ class SoftmaxRegression(LinearObjective):
     ) -> tuple[Tensor, Clipping]:
         """Features in the type of the output gradients, and the clipping of their products.
 
-        The norm of a record's increment is ‖output gradient‖ · ‖features‖.  The norms of single records are not
-        computed if a cheap bound for all of them shows that no increment is clipped.
+        The norm of a record's increment is ‖output gradient‖ · ‖features‖.  The norms of single increments are
+        not computed if a cheap bound for all of them shows that no increment is clipped.
 
         Args:
             output_gradients: Combined output gradients, (..., classes, B).

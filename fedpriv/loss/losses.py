@@ -11,8 +11,8 @@ sigmoid(h_i) is the hazard of bin i (Gensheimer & Narasimhan 2019, whose outputs
 
 S(k) = Π_{i ≤ k} (1 - sigmoid(h_i)) is the probability of survival to the end of bin k.  Two measures use it:
 
-* `concordance`, Antolini's index (Antolini et al. 2005): the share of pairs of records whose order is predicted
-  right.
+* `concordance`, Antolini's index (Antolini et al. 2005): the share of comparable pairs of records whose order is
+  predicted right.
 * `integrated_brier` (Graf et al. 1999): the squared error of S(k), averaged over bins.  Errors are weighted by
   1/G to make up for censored records.  G(k) is the Kaplan-Meier estimate of the probability of no censoring in
   bins 0 … k-1.  An event comes before a censoring of the same bin.
@@ -103,7 +103,7 @@ def concordance(outputs: Tensor, labels: Tensor) -> Tensor:
     """
     bins = outputs.shape[-1]
     (survived_counts, is_observed), survival = decode_labels(labels, bins), survival_curve(outputs)
-    wins, pair_count = torch.zeros(outputs.shape[:-2], dtype=torch.float64), 0
+    wins, pair_count = outputs.new_zeros(outputs.shape[:-2], dtype=torch.float64), 0
     for bin_index in range(bins):
         has_event, survives = is_observed & (survived_counts == bin_index), survived_counts > bin_index
         if not (bin_pairs := int(has_event.sum()) * int(survives.sum())):
@@ -137,7 +137,7 @@ def integrated_brier(outputs: Tensor, labels: Tensor) -> Tensor:
     bins = outputs.shape[-1]
     (survived_counts, is_observed), survival = decode_labels(labels, bins), survival_curve(outputs)
     uncensored = _censoring_survival(survived_counts, is_observed, bins)
-    total, scored_bins = torch.zeros(outputs.shape[:-2], dtype=outputs.dtype), 0
+    total, scored_bins = outputs.new_zeros(outputs.shape[:-2]), 0
     for bin_index in range(bins):
         if not float(uncensored[bin_index + 1]):
             break
@@ -166,7 +166,7 @@ def _censoring_survival(survived_counts: Tensor, is_observed: Tensor, bins: int)
         is_observed: Whether each record's event was observed, (n,).
         bins: Number of bins K.
     """
-    uncensored = torch.ones(bins + 1, dtype=torch.float64)
+    uncensored = torch.ones(bins + 1, dtype=torch.float64, device=survived_counts.device)
     for bin_index in range(bins):
         is_in_bin = survived_counts == bin_index
         at_risk = int((survived_counts >= bin_index).sum()) - int((is_in_bin & is_observed).sum())
@@ -187,7 +187,8 @@ def why_no_pairs(labels: Tensor) -> str | None:
 class Loss(Protocol):
     """A loss of one record's outputs, for batches of outputs (..., B, outputs) and labels (..., B).
 
-    Axes of the outputs that the labels lack are broadcast, so that several models can be evaluated on one batch.
+    Labels are broadcast to leading axes that only the outputs have, so that several models can be evaluated on one
+    batch.  Losses of several labels take labels (..., B, *shape), and may take outputs of several axes.
     """
 
     def value(self, outputs: Tensor, labels: Tensor) -> Tensor:
@@ -251,7 +252,7 @@ class AbsoluteError(Unjudged):
 
 @dataclass(frozen=True)
 class LogisticLoss:
-    """Logistic loss log(1 + exp(output)) - label · output of one output and a label 0.0 or 1.0."""
+    """Logistic loss log(1 + exp(output)) - label · output of one output and a label in [0, 1]."""
 
     def value(self, outputs: Tensor, labels: Tensor) -> Tensor:
         score = outputs.squeeze(-1)
@@ -266,7 +267,7 @@ class LogisticLoss:
 
 @dataclass(frozen=True)
 class SigmoidLoss:
-    """Sigmoid loss 1 / (1 + exp(m)) of the margin m = ±output of one output and a label 0.0 or 1.0.
+    """Sigmoid loss 1 / (1 + exp(m)) of the margin m = ±output of one output and a label 0 or 1.
 
     The loss is never above 1.
     """
@@ -319,7 +320,7 @@ def _residual(outputs: Tensor, labels: Tensor) -> Tensor:
     """Difference of the one output and its label, (..., B, 1).
 
     Raises:
-        ValueError: There are several outputs.
+        ValueError: The number of outputs is not 1.
     """
     if outputs.shape[-1] != 1:
         raise ValueError(f"a loss of regression takes one output, not {outputs.shape[-1]}")
@@ -433,7 +434,7 @@ class MeanOverLabels:
         )
 
     def accuracy(self, outputs: Tensor, labels: Tensor) -> Tensor | None:
-        """Share of right predictions among the labels of all records that count, (...), or 0 if none counts.
+        """Share of right predictions among all records' labels that count, (...), or 0 if none counts.
 
         The result is None if `base` has no accuracy.
         """
@@ -525,7 +526,7 @@ class LossKind(NamedTuple):
     output_count: Callable[[int], int] = int
     """Number of outputs of a label for a number of classes, not used if `has_single_output`."""
     class_count: Callable[[int], int] = int
-    """Number of classes for a number of outputs, the inverse of `output_count`."""
+    """Number of classes for which a label has a number of outputs, not used if `has_single_output`."""
 
 
 LOSSES: Mapping[str, LossKind] = {
@@ -544,7 +545,7 @@ class LossChoice:
     """Loss that a caller chooses: a name in `LOSSES`, or a function of one record's output and label."""
 
     name: str
-    """Name in `LOSSES`, which is not looked up if there is a function."""
+    """Name in `LOSSES`, or any name if there is a function."""
     function: Callable[[Tensor, Tensor], Tensor] | None = None
     """Function of one record's output and label that returns its loss, (), or None for a loss by name."""
     class_weights: tuple[float, ...] = ()
@@ -563,11 +564,11 @@ class LossChoice:
                 f"loss = {self.name!r}: accepted are {', '.join(map(repr, LOSSES))}, or a function of one "
                 "record's output and label"
             )
-        if self.label_smoothing and self.name != "cross-entropy":
+        if self.label_smoothing and (self.function is not None or self.name != "cross-entropy"):
             raise InputError("label_smoothing: goes with the loss 'cross-entropy' only")
         if not 0.0 <= self.label_smoothing < 1.0:
             raise InputError(f"label_smoothing = {self.label_smoothing}: expected 0 or more, and less than 1")
-        if self.class_weights and self.name not in ("cross-entropy", "binary"):
+        if self.class_weights and (self.function is not None or self.name not in ("cross-entropy", "binary")):
             raise InputError("class_weights: go with the losses 'cross-entropy' and 'binary' only")
         if not all(0.0 <= weight < math.inf for weight in self.class_weights):
             raise InputError(f"class_weights = {list(self.class_weights)}: expected finite numbers, 0 or more")

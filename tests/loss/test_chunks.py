@@ -14,7 +14,7 @@ from torch.nn import functional
 from fedpriv.core.replicates import max_values_at_once
 from fedpriv.loss import layered, module
 from fedpriv.loss.clipping import compute_clipping, never_above, upper_norm, vector_bounds
-from fedpriv.loss.layered import LayeredObjective
+from fedpriv.loss.layered import LayeredObjective, make_module_objective
 from fedpriv.loss.layers import extract_patches_by_view
 from fedpriv.loss.linear import BlockRecords, RecordBlock, SoftmaxRegression, compute_per_block, shared_records
 from fedpriv.loss.losses import CrossEntropy, Loss, SquaredError
@@ -81,6 +81,13 @@ def test_models_side_by_side_have_the_gradients_of_each_by_itself(
     for place in np.ndindex(leading):
         alone = objective.gradient(points[place], Batch(pick(records, place), weights[place]))
         torch.testing.assert_close(together[place], alone, rtol=1e-12, atol=1e-15)
+
+
+def test_models_without_records_have_a_gradient_of_zeros() -> None:
+    objective = layered_objective(nn.Sequential(nn.Linear(5, 3)), 5)
+    records = Records(torch.zeros(2, 0, 5, dtype=F64), torch.zeros(2, 0, dtype=torch.int64))
+    gradient = objective.gradient(objective.initial().expand(2, -1), Batch(records, torch.ones(0, dtype=F64)))
+    assert torch.equal(gradient, torch.zeros(2, objective.dimension, dtype=F64))
 
 
 ROUNDS, REPLICATES, BATCH, FEATURES, CLASSES = 3, 2, 5, 7, 4
@@ -168,7 +175,7 @@ def test_a_device_is_given_larger_pieces_than_a_processor() -> None:
 
 
 @given(
-    shape=st.tuples(*[st.integers(1, 3)] * 2, *[st.integers(5, 9)] * 2),
+    shape=st.tuples(st.integers(0, 3), st.integers(1, 3), *[st.integers(5, 9)] * 2),
     kernel=st.tuples(*[st.integers(1, 3)] * 2),
     dilation=st.tuples(*[st.integers(1, 2)] * 2),
     padding=st.tuples(*[st.integers(0, 3)] * 2),
@@ -182,6 +189,25 @@ def test_patches_by_a_view_are_those_of_torch(
     pictures = torch.randn(shape).mT if strided else torch.randn(shape)
     wanted = functional.unfold(pictures, kernel, dilation, padding, stride)
     assert torch.equal(extract_patches_by_view(pictures, kernel, dilation, padding, stride), wanted)
+
+
+@pytest.mark.parametrize(
+    "net",
+    [
+        nn.Sequential(nn.Unflatten(1, (2, 2)), nn.Conv2d(1, 1, 2), nn.Flatten(), nn.Linear(1, 2)),
+        nn.Sequential(nn.Linear(4, 1), nn.Flatten(0), nn.Unflatten(0, (-1, 1)), nn.Linear(1, 2)),
+    ],
+    ids=["records in the place of channels", "no axis but that of records"],
+)
+def test_a_layer_that_misreads_a_batch_of_one_has_no_closed_form(net: nn.Sequential) -> None:
+    net = net.to(F64)
+    objective, general = (
+        make_module_objective(net, 4, CrossEntropy(), 0, F64),
+        ModuleObjective(net, CrossEntropy(), 0, F64),
+    )
+    point, rows = objective.initial(), Records(torch.eye(4, dtype=F64)[:3], torch.tensor([0, 1, 0]))
+    totals = [sum_increments(each, point, rows, 0.5).total for each in (objective, general)]
+    assert torch.allclose(*totals)
 
 
 # Evaluations in blocks of test records

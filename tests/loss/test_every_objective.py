@@ -178,6 +178,7 @@ def test_constants_bound_gradients_and_their_changes(binary_labels: bool) -> Non
         (LeastSquares(3, 2.0, radius=math.inf), math.inf, 4.0),
         (LogisticRegression(3, 3.0), 3.0, 9.0 / 4.0),
         (LogisticRegression(3, 3.0, penalty=0.5, convex=False), math.inf, 2.75),
+        (SigmoidRegression(3, 2.0, penalty=0.5), math.inf, 2.0 / (3.0 * math.sqrt(3.0)) + 0.5),
         (PhaseRetrieval(3, 1, 2.0), 2.0, math.inf),
         (PhaseRetrieval(3, 2, 2.0), math.inf, math.inf),
         (ColumnMoments(3, 0.5), 0.5, 0.0),
@@ -312,6 +313,15 @@ def test_excess_risk_in_a_ball_is_counted_from_its_best_point() -> None:
     inside = project_to_ball(torch.randn(1000, 6, generator=generator, dtype=F64), 0.5)
     assert float(population.excess_risk(inside).min()) > 0.0
     assert quadratic_in_ball(curvature, minimizer, 1.5).min_excess_risk == 0.0
+
+
+def test_population_risk_is_computed_on_the_device_of_the_model() -> None:
+    curvature, minimizer = (torch.from_numpy(values) for values in power_law(6))
+    objective = LeastSquares(6, 1.0, quadratic_in_ball(curvature, minimizer, 0.5))
+    records = Records(torch.zeros(5, 6, dtype=F64, device="meta"), torch.zeros(5, dtype=F64, device="meta"))
+    metrics = objective.evaluate(torch.zeros(2, 6, dtype=F64, device="meta"), records).metrics
+    assert metrics.keys() == {"excess_risk", "gradient_norm"}
+    assert {(values.device.type, values.shape) for values in metrics.values()} == {("meta", (2,))}
 
 
 def test_evaluation_at_zero_is_ln_classes() -> None:

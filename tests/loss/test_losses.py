@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from fedpriv.core.errors import InputError
 from fedpriv.data.layout import IGNORED_CLASS
 from fedpriv.loss.linear import LogisticRegression, SoftmaxRegression
 from fedpriv.loss.losses import LOSSES, LossChoice
@@ -80,6 +81,15 @@ def test_a_loss_needs_so_many_outputs(
     kind = LOSSES[name]
     assert LossChoice(name).make_loss(label, classes)[1] == outputs
     assert kind.has_single_output or kind.class_count(outputs[-1]) == classes
+
+
+@pytest.mark.parametrize(("weights", "smoothing"), [((1.0, 2.0), 0.0), ((), 0.1)])
+def test_settings_of_a_loss_by_name_are_refused_beside_a_function(
+    weights: tuple[float, ...], smoothing: float
+) -> None:
+    choice = LossChoice("cross-entropy", lambda output, label: output.sum(), weights, smoothing)
+    with pytest.raises(InputError, match="'cross-entropy'"):
+        choice.make_loss((), 2)
 
 
 def test_values_are_those_of_torch() -> None:

@@ -117,6 +117,14 @@ def test_scores_of_records_without_an_event_are_zero_for_each_model(
     assert score(OUTPUTS, torch.zeros(60, dtype=torch.int64)).tolist() == [0.0, 0.0, 0.0]
 
 
+@pytest.mark.parametrize("score", [concordance, integrated_brier])
+def test_scores_are_computed_on_the_device_of_the_outputs(score: Callable[[Tensor, Tensor], Tensor]) -> None:
+    """With another default device, a tensor that names none is on the wrong one."""
+    expected = score(OUTPUTS, LABELS)
+    with torch.device("meta"):
+        assert torch.equal(score(OUTPUTS, LABELS), expected)
+
+
 def test_the_score_does_not_depend_on_censoring() -> None:
     """A true model of 40,000 records: as without censoring, to a hundredth."""
     draw = np.random.default_rng(0)
