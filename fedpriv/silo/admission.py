@@ -10,7 +10,8 @@ A scenario is untrusted text.  Its length is bounded before it is parsed, and it
   with probability δ₀, the slack.  A run needs slack if its records take part in secret rounds.
 * A charge is a run's entry in the silo's ledger, with the price of the run when it was opened.
 * The charged stream is the sequence of releases by which a run is priced: the silo's own messages, or the releases
-  that the silos' messages are combined to, if the policy trusts whoever combines them.
+  that are made of all silos' messages, if messages are not private by themselves and the policy trusts whoever
+  combines them.
 """
 
 import hashlib
@@ -18,7 +19,7 @@ import json
 import logging
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
@@ -73,10 +74,10 @@ def price_charges(charges: Sequence[Charge], relation: str, unit: str = RECORD.n
 
     Guarantee: a run that was charged for other neighbours has the price that its charge implies for these
     neighbours. A charge under replace-one implies itself under zero-out.  If a run was charged under zero-out,
-    neighbours under replace-one, and neighbours in a `unit` that is a part of the charged unit, are two of its
-    steps apart, which doubles an exact μ.  For a run with slack nothing is implied by two steps.  Nothing is
-    implied either for a run whose unit is a part of `unit`, for a run without noise, and for a stored scenario
-    whose relation or unit is unknown.  A stored scenario without a unit has records as its unit.
+    neighbours under replace-one, and neighbours in a record if the charged unit is larger, are two of its steps
+    apart, which doubles a μ without slack.  For a run with slack nothing is implied by two steps.  Nothing is
+    implied either for a run with another unit if `unit` is not the record, for a run without noise, and for a
+    stored scenario whose relation or unit is unknown.  A stored scenario without a unit has records as its unit.
 
     Args:
         charges: Charges of the runs.
@@ -85,6 +86,9 @@ def price_charges(charges: Sequence[Charge], relation: str, unit: str = RECORD.n
 
     Returns:
         One price for each charge, None if nothing is implied.
+
+    Raises:
+        InputError: If the double of a μ is too large for a float.
     """
     return [_price_charge(charge, relation, unit) for charge in charges]
 
@@ -106,7 +110,7 @@ def _price_charge(charge: Charge, relation: str, unit: str) -> Price:
     except (ValueError, KeyError, TypeError, AttributeError, InputError):
         return None  # The stored scenario has no relation or no unit that this version knows.
     if not charged_unit.covers(make_unit(unit)):
-        return None  # The charged unit is a part of `unit`, which may have any number of them.
+        return None  # One `unit` may have any number of the charged units.
     exchanged = relation_named(relation) == "replace-one" or charged_unit.name != unit
     steps = 2 if exchanged and charged_relation == "zero-out" else 1
     return price_at_distance(ApproximateGDP(charge.mu, charge.slack), steps)
@@ -122,21 +126,22 @@ def why_over_budget(budget: LifetimeBudget, earlier_prices: Sequence[Price], run
     """
     if budget.why_over_budget(earlier_prices, run_price) is None:
         return None
-    total = compose_prices([*earlier_prices, run_price])
     slack = f" with slack {format_lower(budget.slack, 3)}" if budget.slack else ""
     # Rounded down, because `budget` is a policy's budget times `ROUND_UP`.
     return (
-        f"the run costs {format_price(run_price)}, with all before {_format_price_value(total)}; the budget "
+        f"the run costs {format_price(run_price)}, with all before "
+        f"{_format_price_value(compose_prices([*earlier_prices, run_price]))}; the budget "
         f"is {format_lower(budget.mu)}{slack}"
     )
 
 
 def compose_prices(prices: Sequence[Price]) -> Price:
-    """Compose prices, or return None if one of them is None or their slacks add up to 1 or more."""
+    """Compose prices, or return None if one of them is None or their slacks add up to 1 - 1e-9 or more."""
     finite_prices = [price for price in prices if price is not None]
     return (
         compose_charges(finite_prices)
-        if len(finite_prices) == len(prices) and sum(price.slack for price in finite_prices) < 1.0
+        # A sum below 1 that is rounded up could be 1, which is no slack.
+        if len(finite_prices) == len(prices) and sum(price.slack for price in finite_prices) < 1.0 - 1e-9
         else None
     )
 
@@ -217,7 +222,7 @@ class Admission:
         A run without noise has the price None.
 
         Raises:
-            RunError: If the run has no price at this slack.
+            RunError: If the run has no price at this slack, or pricing takes longer than `time_limit`.
         """
         with self._refuse_errors():
             return admitted.price_curve.price_at(slack)
@@ -228,7 +233,7 @@ class Admission:
         A charge below this μ, but for rounding, was too low.  The price of the silo's own messages is computed
         again, and the price of the release made from all silos' messages if the run has one.  The smaller one
         counts, and is infinity for a run without noise.  The μ is unknown if the policy does not permit the run's
-        code, or this installation cannot price the run.
+        code, or this installation cannot price the run within `time_limit`.
         """
         try:
             cell, objective = self.recall_run(charge.cell)
@@ -265,9 +270,11 @@ class Admission:
     def canonicalize(self, cell_json: str) -> str:
         """Return the scenario as canonical JSON, the same for all orders of its keys.
 
+        Whether the policy permits the import path of a model is left to `admit`.
+
         Raises:
-            RunError: If the text is too long or no scenario, has too large a number, names code that the policy
-                does not permit, or takes longer than `time_limit`.
+            RunError: If the text is too long or no scenario, has too large a number, names other code that the
+                policy does not permit, or takes longer than `time_limit`.
         """
         if len(cell_json) > MAX_SCENARIO_BYTES:
             raise self.refusal_error(
@@ -319,10 +326,11 @@ class Admission:
             absences: Number of rounds that this silo missed directly before round `t`.
 
         Raises:
-            RunError: If this silo has to draw more than `_MAX_MISSED_VALUES` values.
+            RunError: If this silo adds noise, and the missed rounds have more than `_MAX_MISSED_VALUES` values,
+                where each counts as round `t`.
         """
         # A limit of time would refuse or allow the same round depending on the load of the machine.
-        # A round's noise has a value for each parameter, or for each number that a server stores of the round, if
+        # A round counts with a value for each parameter, or for each number that a server stores of round t, if
         # these are more.
         values = absences * max(plan.rounds[t - 1].stored_length, plan.objective.dimension)
         if values > _MAX_MISSED_VALUES and plan.noise.std_of(self.policy.silo):
@@ -417,7 +425,8 @@ class Admission:
 
         Raises:
             RunError: If the policy or the shard does not allow one of these parts.
-            InputError: If the scenario contradicts itself, or an add-on is missing.
+            InputError: If the scenario contradicts itself, the records do not have its unit of protection, or an
+                add-on is missing.
         """
         allow, number, federation = self.policy.allow, self.policy.silo, cell.federation
         if not number < federation.silos <= _MAX_SILOS:
@@ -478,6 +487,7 @@ class Admission:
 
         Raises:
             RunError: If the silo has too few units, or the policy asks for more than the batches have.
+            InputError: If the records do not have the scenario's unit of protection.
         """
         needed = cell.schedule.batches_per_silo * cell.batch_sizes[self.policy.silo]
         if needed > self.shard.unit_count(cell.privacy.protected_unit):
@@ -521,8 +531,9 @@ class Admission:
             features: Number of features of one record, in the form in which the model takes them.
 
         Raises:
-            RunError: If the round takes more than `allow.memory`, or the state between two rounds more than the
-                ledger can store.
+            RunError: If the round takes more than `allow.memory`, or the state between two rounds more than
+                `MAX_STATE_BYTES`.
+            InputError: If the records do not have the cell's unit of protection, or have it in too many rows.
         """
         units, max_bytes = self.shard.rows_by_unit(cell.privacy.protected_unit), self.policy.allow.memory
         rows = len(self.shard.labels) if units is None else units.size
@@ -573,13 +584,16 @@ class Admission:
 
 
 def why_unguarded(policy: Policy, cell: Cell) -> str | None:
-    """Return why a model of raw cells or its add-on refuses a run under this policy, or None.
+    """Return the reason to refuse a run for its model's guard, or for the lack of one, or None.
 
     Raw cells are the entries of a silo's table before they are encoded, other than a `Cell`, which is a scenario.
     A row is the model's entry in the table of models, and `row.guard` names the part of an add-on that checks
     runs.
 
-    Guarantee: raw cells are passed to no model whose row names no guard.
+    Guarantee: a run whose model reads raw cells is refused if the model's row names no guard.
+
+    Raises:
+        InputError: If the add-on is not installed.
     """
     row = cell.model.row
     if row.guard is None:
@@ -610,7 +624,8 @@ class _RefusalContext:
         Raises:
             RunError: If the error is an InputError, a TimeoutError, or an exception that is no error of fedpriv.
         """
-        self.time_limit.__exit__(kind, error, trace)
+        with suppress(TimeoutError):  # The limit may pass after the block's end, which then was in time.
+            self.time_limit.__exit__(kind, error, trace)
         if isinstance(error, CodeError):
             _log.warning("silo %d: %s", self.silo, error)
             raise RunError(error.public_message) from None  # This message has no words of foreign code.
@@ -625,7 +640,7 @@ class _RefusalContext:
 
 
 def _section_value(tree: Mapping[str, Any], section: str, key: str) -> object:
-    """Return a key of a section as it was sent, or None without the key or the section."""
+    """Return the value of a section's key as it was sent, or None without the key or the section."""
     values = tree.get(section)
     return values.get(key) if isinstance(values, dict) else None
 

@@ -7,20 +7,19 @@ an HMAC of them, and its key is a file beside the records.
 
 A backup has no key, no state and no reply, so that runs which were under way are over after a restore.
 
-Guarantee: a thief of a backup, of the ledger after a run, or of both, cannot test guesses at a record on them, if
-HMAC-SHA256 is a pseudorandom function.  Replies that a ledger keeps, beside the keys of their digests, have their
-noise, except sums that were sent to a trusted server and replies of runs without noise.  All other values that
-depend on the records are under keys that were wiped, or, like the fingerprint of the records, under a key that
-lies beside the records alone (fedpriv/silo/shard.py).  Backups that fedpriv 0.3.0 made have a digest of the
-records under no key.
+Guarantee: a thief of a backup, of a ledger without a run under way, or of both, can test guesses at a record on
+replies that the ledger keeps, and on nothing else, if HMAC-SHA256 is a pseudorandom function.  These replies,
+beside the keys of their digests, have their noise, except sums that were sent to a trusted server and replies of
+runs without noise.  All other values that depend on the records are under keys that were wiped, or, like the
+fingerprint of the records, under a key that lies beside the records alone (fedpriv/silo/shard.py).  Ledgers and
+backups that fedpriv 0.3.0 made have a digest of the records under no key, a ledger until it is converted.
 
 Guarantee: no budget is spent twice by a restore, unless the mark itself was replaced by an older copy.  If the
 mark, which no backup contains, says that the backup's last commit was the ledger's last one, nothing was released
 since.  If the mark does not say so, or is gone, or the key of the fingerprint does not lie beside the records, the
 whole budget of the policy is charged to the restored ledger, since as much may have been released; and the ledger
 gets another name, so that nobody takes it for the lost one.  A restore that was killed, or that the disk refused,
-is given again.  The checkpoints of a server are no evidence, because
-the server would gain from a wrong one.
+can be repeated.  The checkpoints of a server are no evidence, because the server would gain from a wrong one.
 """
 
 import os
@@ -31,7 +30,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 
-from fedpriv.core.errors import InputError
+from fedpriv.core.errors import InputError, refuse
 from fedpriv.core.files import PRIVATE_MODE, sync_folder, write_bytes
 from fedpriv.silo.chain import Commit, MarkContent, RollbackMark
 from fedpriv.silo.fingerprint import is_key_of, make_charge
@@ -49,10 +48,11 @@ def back_up_ledgers(policy_path: Path, folder: Path) -> list[Path]:
     """Copy a policy's ledgers to files of mode 0600 in `folder`, and replace older copies there.
 
     Returns:
-        Files of the copies: of the training records' ledger, and of the test records' ledger if there is one.
+        Files of the copies: of the training records' ledger, and of the test records' ledger if the policy has a
+        section [evaluation].
 
     Raises:
-        InputError: If policy or ledger cannot be used, or a copy cannot be written.
+        InputError: If policy or ledger cannot be used, a copy cannot be written, or `folder` is the ledger's.
         LedgerError: If another process holds a ledger's lock.
     """
     return [_copy_ledger(policy, folder / policy.ledger.name) for policy in _ledger_policies(policy_path)]
@@ -62,12 +62,20 @@ def _copy_ledger(policy: Policy, copy: Path) -> Path:
     """Write a policy's ledger without keys, states and replies to the path `copy`, and return this path.
 
     Raises:
-        InputError: If the ledger cannot be used, is one of fedpriv 0.3.0, or the copy cannot be written.
+        InputError: If the ledger cannot be used, is one of fedpriv 0.3.0, or is the file `copy`, or the copy
+            cannot be written.
         LedgerError: If another process holds the ledger's lock.
     """
     with closing(SiloLedger(policy.ledger, policy.mark_path)) as ledger, ledger.lock():
         content = ledger.copy_without_secrets()
     try:
+        refuse(
+            {
+                f"{copy}: is the ledger, which a backup would replace; give another folder": (
+                    copy.exists() and copy.samefile(policy.ledger)
+                )
+            }
+        )
         write_bytes(copy, content, PRIVATE_MODE)
         sync_folder(copy.parent)
     except OSError as error:
@@ -213,11 +221,8 @@ def _make_fingerprint(policy_path: Path, policy: Policy) -> tuple[bytes, bytes]:
         policy_path: File of the policy for training.
         policy: Policy of the ledger, for training or for evaluations.
     """
-    key = load_or_create_key(policy.shard_key)
-    shards = {
-        record_policy.ledger: shard for record_policy, shard in policies_with_shards(read_policy(policy_path))
-    }
-    return shards[policy.ledger].fingerprint(key), key
+    key, pairs = load_or_create_key(policy.shard_key), policies_with_shards(read_policy(policy_path))
+    return {record_policy.ledger: shard for record_policy, shard in pairs}[policy.ledger].fingerprint(key), key
 
 
 def _is_latest(rollback_mark: RollbackMark, name: str, commit: Commit) -> bool:

@@ -69,7 +69,7 @@ def ending_entry(run_id: str) -> ChainEntry:
 
 
 def make_seal(key: bytes) -> bytes:
-    """Seal of a run: digest of the run's key, which is kept after the key is wiped."""
+    """Seal of a run: a digest of the run's key that is kept after the key is wiped."""
     return _digest(b"key", key)
 
 
@@ -79,9 +79,9 @@ def is_seal_of(seal: bytes, key: bytes) -> bool:
 
 
 def reseal(seal: bytes, run_key: bytes | None, key: bytes) -> bytes:
-    """Seal of a run after the chain's origin changed, so that no former head can be computed again.
+    """Seal of a run after the chain's origin changed, the fingerprint of the records in the first head.
 
-    The origin is the fingerprint of the records in the first head.
+    Once the run is over, the seal from before the first such change cannot be computed again from the ledger.
 
     Args:
         seal: Former seal of the run.
@@ -98,7 +98,10 @@ def _make_second_seal(key: bytes) -> bytes:
 
 
 def converted_name(name: str) -> str:
-    """Name of a ledger after its chain's origin changed, since the former name stands for other heads."""
+    """Name of a ledger that was converted from fedpriv 0.3.0, by its name from before.
+
+    The chain has another origin, and the former name stands for other heads.
+    """
     return _digest(b"converted", name.encode()).hex()[:32]
 
 
@@ -113,7 +116,7 @@ def digest_reply(blind: bytes, reply: bytes) -> bytes:
 
 
 def digest_state(key: bytes, state: bytes | None) -> bytes:
-    """Digest of the state after a round, or b"" before the first round and after the last."""
+    """Digest of a run's state, or b"" for None, as before the first reply and after the last."""
     return b"" if state is None else hmac.digest(hmac.digest(key, b"state", "sha256"), state, "sha256")
 
 
@@ -144,7 +147,7 @@ class MarkContent(NamedTuple):
 
     @property
     def file_bytes(self) -> bytes:
-        """Bytes of the mark's file: a line for each value, and a checksum."""
+        """Bytes of the mark's file: a title, a line for each value, and a checksum."""
         commits = (f"{commit.number} {commit.head.hex()}" for commit in (self.last_commit, self.pending_commit))
         lines = "\n".join((_MARK_TITLE, self.ledger_name, *commits, self.file_digest or "-", ""))
         return f"{lines}{hashlib.sha256(lines.encode()).hexdigest()}\n".encode()

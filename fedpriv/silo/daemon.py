@@ -114,7 +114,7 @@ Further connections are closed.  Four queries are read at a time even if they ta
 _STACK_BYTES = 2**19
 """Stack size of a connection's thread, in bytes."""
 _PATIENCE_SECONDS = 20.0
-"""Longest wait, in seconds, for a header, for the length of a query, and for a reply to be read."""
+"""Longest wait, in seconds, for a header, for the length of a query, and in each step of sending a reply."""
 _QUERY_SECONDS, _MIN_BYTES_PER_SECOND = 2.0, 2**23
 """Limits of the time to send a query: a number of seconds, plus the query's bytes over the rate.
 
@@ -199,9 +199,9 @@ def _listen(policy: Policy) -> Iterator[socket.socket]:
 
 def _share_with_group(socket: Path, group: str) -> None:
     try:
-        shutil.chown(socket, group=int(group) if group.isdigit() else group)
+        shutil.chown(socket, group=int(group) if group.isdecimal() else group)
         socket.chmod(0o660)
-    except (OSError, LookupError) as error:
+    except (OSError, LookupError, OverflowError, ValueError) as error:
         raise InputError(f"group = {group!r}: cannot be given the socket {socket}: {error}") from None
 
 
@@ -332,7 +332,7 @@ class RequestQueue:
         return why_unwritable(self._policy.ledger, self._policy.mark_path) or self.why_unreachable()
 
     def metrics(self) -> list[ServiceMetric]:
-        """Return the metrics at the end of the last tick, and whether the guard is healthy now.
+        """Return the metrics as of the last request to the guard, and whether the guard is healthy now.
 
         Any thread may call this method.
         """
@@ -385,8 +385,8 @@ class RequestQueue:
 
         Its header asks for the shapes of a model's parameters ("shapes_of"), whether the policy would admit a run
         now (`PREVIEW_ADMISSION`), or for the silo's public key (round "t" = 0) or message (any other round) of a
-        run.  Keys and messages are those of the guard of the test records if the header has "tests", and else of
-        the guard of the training records.
+        run.  Keys and messages are those of the guard of the test records if "tests" is true in the header, and
+        else of the guard of the training records.
 
         Args:
             header: Header of the request.

@@ -60,14 +60,15 @@ def prepare_silos(scenario: Scenario, folder: Path, run_count: int) -> list[Path
     """Write the records and the policy of every silo.
 
     The files are folder/silo-N/guard/shard.npz, or shard.csv, and beside it the key of the records, policy.toml,
-    and folders for ledger, mark and socket.  A silo has the training records that it has in a simulation.
+    and folders for ledger, mark and socket.  A silo has the training records that it has in a simulation of the
+    first cell that reads the most batches.
 
     A table that says which records are for testing, or whose raw cells the model reads, stays a table: each silo
     gets its own rows as a CSV file.
 
     Args:
-        scenario: Scenario whose cells have one data set, federation, seed, trust setting, relation and number of
-            test records.
+        scenario: Scenario whose cells have one data set, federation, seed, trust setting, relation, unit of
+            protection and number of test records.
         folder: Folder in which the silos' folders are made.
         run_count: Number of runs of the whole scenario for which the budget of a policy suffices.
 
@@ -82,8 +83,8 @@ def prepare_silos(scenario: Scenario, folder: Path, run_count: int) -> list[Path
     first = cells[0]
     if any(_federation_key(cell) != _federation_key(first) for cell in cells):
         raise InputError(
-            f"{scenario.name}: its cells differ in data, silos, rounds, batch, seed, trust, relation or test "
-            "records; a deployment has one federation: narrow them with --set"
+            f"{scenario.name}: its cells differ in data, silos, rounds, batch, seed, trust, relation, unit or "
+            "test records; a deployment has one federation: narrow them with --set"
         )
     # A first step, which releases the scaling of columns of numbers, is charged as well.
     run_cells = [*map(assume_scaling, cells), *filter(None, map(first_step_cell, cells))]
@@ -109,7 +110,11 @@ def prepare_silos(scenario: Scenario, folder: Path, run_count: int) -> list[Path
         if file.exists():
             raise InputError(f"{file} exists, and a ledger may belong to it; give another --out")
     dataset = load(first.data.name, table=first.data.table)
-    order, tests, schema = train_indices_of_silos(first), held_out_indices_by_silo(first), first.data.table_schema
+    order, tests, schema = (
+        train_indices_of_silos(max(cells, key=lambda cell: cell.schedule.batches_per_silo)),
+        held_out_indices_by_silo(first),
+        first.data.table_schema,
+    )
     evaluation_allowances = [evaluation_allowance(assume_scaling(cell), run_count) for cell in cells]
     evaluation = (
         {}
@@ -200,7 +205,7 @@ def _needed_budget(cell: Cell, plan: Plan, silos: Sequence[int]) -> dict[str, fl
     """Return the keys "budget" and, if needed, "slack" of a policy with which `silos` answer one run.
 
     Raises:
-        InputError: If records take part in secret, and the run needs more slack than `SLACK_PER_RUN`.
+        InputError: If records take part in secret, and no μ can be certified at the slack `SLACK_PER_RUN`.
     """
     targets = cell.target_mus or ()
     if not cell.schedule.secret:
@@ -327,5 +332,6 @@ def _federation_key(cell: Cell) -> tuple[object, ...]:
         cell.seed,
         cell.algorithm.trust,
         cell.privacy.relation,
+        cell.privacy.unit,
         cell.evaluation and cell.evaluation.records,
     )

@@ -78,6 +78,9 @@ def is_begun(policy: Policy) -> bool:
     """Whether the ledger of a policy was begun, so that it exists or was lost.
 
     A mark that names the bytes of the draft of `create_ledger` is that of a ledger which was never used.
+
+    Raises:
+        InputError: If there is such a draft and no ledger, and the mark cannot be used.
     """
     return policy.ledger.exists() or (
         policy.mark_path.exists()
@@ -98,17 +101,19 @@ def create_ledger(path: Path, mark: Path, fingerprint: bytes, run: tuple[str, Ch
     A draft of the whole ledger is written, then the mark, and then the draft is renamed to the ledger.
 
     Guarantee: after a kill or an error at any step either the ledger and its mark are complete, or there is no
-    ledger and `is_begun` is False, so that it can be begun once more.
+    ledger and `is_begun` is False, so that it can be begun once more.  The caller has checked that `is_begun` is
+    False before.
 
     Args:
-        path: File of the ledger, which is replaced if it exists.
-        mark: File of the rollback mark, which is replaced if it exists.
+        path: File of the ledger.
+        mark: File of the rollback mark.  The mark of an earlier call that failed is replaced.
         fingerprint: Fingerprint of the records under a key, which the ledger does not contain.
         run: Name and charge of a run that is over, which stands for budget that was spent before, or None.
 
     Raises:
         OSError: If a file cannot be written.
     """
+    mark.unlink(missing_ok=True)  # It names the draft of an earlier call, which is replaced before the new mark.
     ledger_name, draft = secrets.token_hex(16), _draft_path(path)
     first_commit = Commit(0, chain.first_head(ledger_name, fingerprint))
     with closing(sqlite3.connect(":memory:", isolation_level=None)) as database:
@@ -145,8 +150,7 @@ def check_records(policy: Policy, ledger: SiloLedger, shard: Shard) -> None:
     """
     if not ledger.is_keyed():
         _convert_ledger(policy, ledger, shard)
-    key = read_key(policy.shard_key)
-    if not is_key_of(key, ledger.fingerprint):
+    if not is_key_of(key := read_key(policy.shard_key), ledger.fingerprint):
         raise InputError(
             f"{policy.shard_key}: is not the key that {policy.ledger} was begun with, so nobody knows whether "
             "these are its records: put that key back, or move the ledger into a folder of its own, and `fedpriv "

@@ -63,6 +63,15 @@ def lose_ledger(policy: Path) -> Path:
     return kept
 
 
+def test_a_backup_into_the_folder_of_the_ledger_is_refused_and_leaves_the_ledger(policy: Path) -> None:
+    before = policy.with_name(LEDGER).read_bytes()
+    (link := policy.parent.with_name("link")).symlink_to(policy.parent)
+    for folder in (policy.parent, link):
+        with pytest.raises(InputError, match="is the ledger, which a backup would replace; give another folder"):
+            back_up_ledgers(policy, folder)
+    assert policy.with_name(LEDGER).read_bytes() == before
+
+
 def checkpoint(guard: Guard, run: str, t: int) -> bytes:
     return guard.checkpoint(run, scenario(), t)
 

@@ -108,10 +108,11 @@ def test_a_socket_is_shared_with_one_group_and_nobody_else(
     assert given == [(tmp_path / "0.sock", int(group) if group.isdigit() else group)]
 
 
-def test_a_group_that_is_not_there_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("group", ["no group of this name", "9" * 30, "²", "\\u0000"])
+def test_a_group_that_is_not_there_is_refused(tmp_path: Path, group: str) -> None:
     path = write_silo(tmp_path)
-    path.write_text('group = "no group of this name"\n' + path.read_text())
-    with pytest.raises(InputError, match=r"group = 'no group of this name': cannot be given the socket .*0\.sock"):
+    path.write_text(f'group = "{group}"\n' + path.read_text())
+    with pytest.raises(InputError, match=r"group = '.*': cannot be given the socket .*0\.sock"):
         daemon._listen(read_policy(path)).__enter__()
     assert not (tmp_path / "0.sock").exists()
 
@@ -591,6 +592,12 @@ def test_a_ready_guard_notifies_its_service_manager(tmp_path: Path, monkeypatch:
         notify_manager("READY=1")
         assert manager.recv(100) == b"READY=1"
     notify_manager("READY=1")  # a manager that is gone stops nothing
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:  # in a path @ is a character
+        manager.bind(str(tmp_path / "notify@1"))
+        manager.settimeout(10.0)
+        monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify@1"))
+        notify_manager("READY=1")
+        assert manager.recv(100) == b"READY=1"
     if sys.platform == "linux":  # a name behind @ is an abstract one
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
             manager.bind(name := f"\0fedpriv-{os.getpid()}@host")

@@ -540,6 +540,25 @@ def test_guarantee_a_ledger_whose_beginning_failed_is_begun_again_and_no_lost_on
         begin_ledgers(policy)
 
 
+def test_guarantee_a_ledger_whose_beginning_failed_twice_is_begun_at_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """First behind the mark, before its draft becomes the ledger; then behind a new draft, before its mark."""
+    policy, rename = read_policy(write_silo(tmp_path)), Path.replace
+    for suffixes in ((".begun", ".sqlite"), ("", ".mark")):
+
+        def replace(path: Path, target: Path, suffixes: tuple[str, str] = suffixes) -> Path:
+            if path.name.endswith(suffixes[0]) and Path(target).name.endswith(suffixes[1]):
+                raise OSError(28, "No space left on device")
+            return rename(path, target)
+
+        monkeypatch.setattr(Path, "replace", replace)
+        with pytest.raises(InputError, match="cannot be made a ledger"):
+            begin_ledgers(policy)
+        monkeypatch.undo()
+    assert begin_ledgers(policy) == [policy]
+
+
 def test_of_several_threads_one_begins_a_ledger(tmp_path: Path) -> None:
     policy = read_policy(write_silo(tmp_path))
 

@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -25,6 +26,7 @@ from fedpriv.addons.services.service import script_path
 from fedpriv.core import limits
 from fedpriv.core.errors import InputError
 from fedpriv.core.limits import MIB, control_group_limit, format_mebibytes, report_low_memory
+from fedpriv.noise.trust import make_unit
 from fedpriv.plan.plan import Plan, make_plan
 from fedpriv.plan.task import load_task
 from fedpriv.scenario.load import resolve_cell
@@ -173,6 +175,14 @@ def test_the_memory_of_a_round_is_that_of_its_arrays(
     assert round_memory(plan, 0, rows, 784) == (
         128 * MIB + 3 * 8 * rows * 784 + 8 * (6 * in_batch * 784 + 5 * values + 16 * 7850) + 5 * state
     )
+
+
+def test_a_person_counts_in_a_batch_with_the_most_records_of_a_person() -> None:
+    """A batch of 10 persons of up to 6 records has 60 rows, which counted as 10."""
+    records = plan_of(scenario(algorithm=SGD, federation=FEDERATION))
+    persons = replace(records, unit=make_unit("user", 6))
+    assert round_memory(persons, 0, 600, 784) - round_memory(records, 0, 600, 784) == 8 * 6 * (60 - 10) * 784
+    assert round_memory(persons, 0, 18, 784) - round_memory(records, 0, 18, 784) == 8 * 6 * (18 - 10) * 784
 
 
 def test_two_vectors_of_a_round_take_twice_the_memory_of_one() -> None:
@@ -369,6 +379,17 @@ def test_the_time_limit_stops_a_long_computation() -> None:
     line = r"^it takes more than 0.05 s of the processor$"
     with pytest.raises(TimeoutError, match=line), limit_time(0.05, 600.0):
         busy(600.0)
+
+
+def test_a_time_limit_that_passes_behind_the_block_refuses_nothing(tmp_path: Path) -> None:
+    @contextlib.contextmanager
+    def limit() -> Iterator[None]:
+        yield
+        raise TimeoutError("a signal before the timer was stopped")
+
+    guard = guard_of(write_silo(tmp_path))
+    late = admission.Admission(read_policy(tmp_path / "silo-0.toml"), guard.shard, limit)
+    assert late.canonicalize(scenario()) == guard._admission.canonicalize(scenario())
 
 
 def test_sleeping_does_not_count_toward_the_processor_time_limit() -> None:

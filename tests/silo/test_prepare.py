@@ -1,5 +1,6 @@
 """A demonstration's silos: the simulation's shards, a folder for each, and policies no wider than needed."""
 
+import dataclasses
 import json
 import math
 import shutil
@@ -81,6 +82,32 @@ def test_a_policy_for_a_sweep_is_as_wide_as_its_widest_run_and_has_the_budget_of
     assert policy.evaluation is not None
     assert policy.evaluation.budget == pytest.approx(math.sqrt(8.0), rel=1e-12)
     assert policy.evaluation.evaluations == 4
+
+
+def test_prepared_silos_have_the_records_of_the_run_that_reads_most(tmp_path: Path) -> None:
+    goldstein = {
+        "name": "goldstein-single-pass", "trust": "untrusted", "period": 4, "radius": 0.1, "smoothing": 0.1,
+        "window": 2, "step": 0.1, "clip": 1.0, "anchor_clip": 1.0, "directions": 1,
+    }  # fmt: skip
+    anchors = scenario(
+        algorithm=goldstein,
+        privacy={"relation": "replace-one", "mu": 1.0},
+        sweep={"algorithm.anchor_batches": [1, 2]},
+    )
+    guard = open_guard(begun(prepare_silos(anchors, tmp_path, run_count=1)[0]))
+    for point in anchors.points:
+        text = json.dumps(point.cell.canonical_data(), sort_keys=True)
+        query = load_task(point.cell).objective.initial()
+        assert guard.answer(f"{point.cell.schedule.batches_per_silo} batches", text, 1, query).shape == query.shape
+
+
+def test_preparing_silos_is_refused_for_records_and_persons_in_one_scenario(tmp_path: Path) -> None:
+    persons = scenario(persons_tree(tmp_path))
+    privacy = {"unit": "record", "relation": "replace-one", "mu": 2.0}
+    records = scenario(persons_tree(tmp_path) | {"privacy": privacy})
+    both = dataclasses.replace(persons, points=[*records.points, *persons.points])
+    with pytest.raises(InputError, match="relation, unit or test records; a deployment has one federation"):
+        prepare_silos(both, tmp_path / "silos", run_count=1)
 
 
 def test_unicode_and_quotes_survive_writing_a_policy_file() -> None:

@@ -183,6 +183,12 @@ def test_replace_one_doubles_a_gaussian_zero_out_price_and_leaves_a_subsampled_o
     )
 
 
+def test_slacks_that_add_up_to_nearly_1_have_no_composed_price() -> None:
+    """Their sum, rounded up, is 1, which is no slack."""
+    assert compose_prices([ApproximateGDP(1.0, 0.7), ApproximateGDP(1.0, 0.29999999999999993)]) is None
+    assert compose_prices([ApproximateGDP(1.0, 0.7), ApproximateGDP(1.0, 0.29)]) is not None
+
+
 def test_the_probability_of_overfull_rounds_is_part_of_the_slack_and_raises_the_price() -> None:
     """What they can give away comes off what the curve may use: the price rises, its slack is the policy's."""
     cell = resolve_cell(tree(), "test")
