@@ -1,12 +1,14 @@
 """Policy of a silo: file that bounds every run, which no server and no scenario can widen.
 
-A policy is refused if group or others can write its file, or another file that a guard relies on.
+A policy is refused if group or others can write its file, or another file that `read_policy` checks.
 
-* A stream is the sequence of a party's releases over the rounds of a run.  Its guarantee is a μ of Gaussian
-  differential privacy, a curve of (ε, δ) if records take part in secret rounds, or None without noise.
-* A price is (μ, δ₀), a part of the lifetime budget: μ holds except with probability δ₀, the slack.
-* An add-on is a part of fedpriv outside its core, and an extension is a module of the site's own.  Both can add
-  models and algorithms.
+* A stream is the sequence of releases over the rounds of a run, either of one party or of the sums of masked
+  messages.  Its guarantee is a μ of Gaussian differential privacy, a curve of (ε, δ) if records take part in
+  secret rounds, or None without noise.
+* A price is (μ, δ₀), a part of the lifetime budget: μ holds except with probability δ₀, the slack.  It is None if
+  no such pair is known.
+* An add-on is a part of fedpriv outside its core, which can add models.  An extension is a module of the site's
+  own, which can also add algorithms.
 """
 
 import json
@@ -59,9 +61,8 @@ class PriceCurve:
     def price_at(self, slack: float) -> Price:
         """Return the price at a slack, or None for a run without noise, which exceeds every budget.
 
-        `overflow_slack` is the probability that secret rounds draw more records than a silo has memory for.
-        A guarantee that is a μ needs no slack and ignores `slack`.  Any other price has slack `slack`, and a μ
-        that holds except with the probability `slack` less `overflow_slack`.
+        A guarantee that is a μ needs no slack and ignores `slack`.  The price of any other guarantee has the slack
+        `slack`: `overflow_slack` of it is set aside, and its μ fails with at most the rest.
 
         Args:
             slack: Probability δ₀ with which the μ of the price may fail, in [0, 1).
@@ -78,7 +79,7 @@ class PriceCurve:
             raise InputError(
                 f"allow.slack_per_run = {slack:g}: a run of this length needs "
                 f"{format_upper(self.overflow_slack, 2)} of it for rounds that draw very many records, "
-                f"and {MIN_DELTA:g} on top"
+                f"and more than {MIN_DELTA:g} on top"
             )
         return ApproximateGDP(_mu_at_slack(self.guarantee, rest), slack)
 
@@ -98,7 +99,7 @@ def charged_stream(plan: Plan, silo: int, trust: Trust, allowed_trust: Trust) ->
         allowed_trust: The trust setting that the silo's policy allows.
 
     Returns:
-        The silo's own messages, or the release made of all silos' messages if the silo trusts whoever makes it.
+        The silo's own messages, or the release made of all silos' messages (`Trust.charges_own_messages`).
     """
     if trust.charges_own_messages(allowed_trust):
         return make_silo_stream(plan, silo, plan.schedule.rounds)
@@ -120,11 +121,11 @@ def price_curve(plan: Plan, guarantee: Guarantee | None, silo: int) -> PriceCurv
 def possible_prices(plan: Plan, silo: int, slack: float) -> list[Price]:
     """Return the possible prices of a silo's part in a plan at a slack.
 
-    The first price is the price of the silo's own messages.  If the run has one release for all silos, the price
-    of that release follows.
+    The first price is the price of the silo's own messages.  If the run has a single stream of releases, its price
+    follows.
 
     Raises:
-        InputError: If a run whose records take part in secret needs more slack.
+        InputError: If a stream cannot be accounted for, or has no price at this slack.
     """
     releases = make_release_streams(plan, plan.schedule.rounds)
     streams = [make_silo_stream(plan, silo, plan.schedule.rounds), *(releases if len(releases) == 1 else ())]
@@ -140,16 +141,17 @@ def check_writers(files: Iterable[Path]) -> None:
     """Check that group and others may write neither files nor their folders.
 
     The folders are those of the file and of every symbolic link on the way to it.  Folders further up may be
-    writable by their group, but not by others.  A file that does not exist passes.  A folder with the sticky bit,
-    such as /tmp, passes, because there nobody but root and its owner can replace files of other users.
+    writable by their group, but not by others.  A path that is missing or cannot be read passes.  A folder with
+    the sticky bit, such as /tmp, passes, because there nobody but root and its owner can replace files of other
+    users.
 
-    Guarantee: at the time of the check nobody but root and the owners of the files, and of all folders above them,
-    can replace the files from which a guard starts; with one exception, a group that may write a folder further
-    up, as on some systems.
+    Guarantee: at the time of the check nobody but root and the owners of the files, of the links to them, and of
+    all folders above them, can replace a file that exists; with one exception, a group that may write a folder
+    further up, as on some systems.
 
     Raises:
         InputError: If group or others may write a file, its folder or the folder of a link on the way, or others a
-            folder further up.
+            folder further up, and it is no folder with the sticky bit.
     """
     for file in files:
         for path, is_further_up in _folders_on_path(file):
@@ -195,7 +197,7 @@ def _folders_on_path(file: Path) -> Iterator[tuple[Path, bool]]:
 def check_readers(file: Path) -> None:
     """Check that only the owner of a file of records may read it.
 
-    A file that does not exist passes.
+    A file that is missing or cannot be reached passes.
 
     Raises:
         InputError: If group or others have any permission.
@@ -205,12 +207,14 @@ def check_readers(file: Path) -> None:
     except OSError:  # reported by the code that reads the file
         return
     if mode & (stat.S_IRWXG | stat.S_IRWXO):
-        raise InputError(f"{file}: mode {stat.S_IMODE(mode):04o}, others can read these records; chmod 600 {file}")
+        raise InputError(
+            f"{file}: mode {stat.S_IMODE(mode):04o}, others have access to these records; chmod 600 {file}"
+        )
 
 
 @contextmanager
 def private_umask() -> Iterator[None]:
-    """Set a umask under which new files are private to their owner, whatever the umask was."""
+    """Set a umask in the block, under which new files are private to their owner."""
     umask = os.umask(0o077)
     try:
         yield
@@ -327,7 +331,7 @@ class RunLimits(BaseModel):
 class EvaluationLimits(BaseModel):
     """Section [evaluation]: bounds on evaluations, which read the silo's test records and nothing else.
 
-    The bounds of [allow] on trust, relation, queries, models and time hold for evaluations too.
+    The bounds of [allow] on trust, relation, queries and models, and its last day, hold for evaluations too.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
@@ -352,14 +356,12 @@ class Policy(BaseModel):
     silo: Annotated[int, Field(ge=0)] = Field(description="this silo's number, from 0")
     shard: Path = Field(
         description="an .npz file with `labels` (n,) and `images` of bytes or `features` of floats (n, ...), or a "
-        ".csv or .parquet file that `table` describes"
+        "table, such as a .csv or .parquet file, that `table` describes"
     )
     classes: Annotated[int, Field(ge=0)] | None = Field(
         None, description="how many classes labels can have; 0 for real numbers; a `table` says it itself"
     )
-    table: TableSchema | None = Field(
-        None, description="what is public about the columns of a .csv or .parquet file"
-    )
+    table: TableSchema | None = Field(None, description="what is public about the columns of the table in `shard`")
     ledger: Path = Field(description="where what was released is kept; `fedpriv silo init` makes it, mode 0600")
     mark: Path | None = Field(
         None,
@@ -385,7 +387,7 @@ class Policy(BaseModel):
         """Check the keys that say how the silo's records are read, which a scenario cannot change."""
         refuse(
             {
-                f"shard = {str(self.shard)!r}: a .csv or .parquet file needs [table], and no other has it": (
+                f"shard = {str(self.shard)!r}: a table, such as .csv, needs [table], and no other file has it": (
                     is_table_path(self.shard.name) != (self.table is not None)
                 ),
                 "classes: give how many there are, 0 for real numbers; with [table] leave it out": (
@@ -426,8 +428,8 @@ class Policy(BaseModel):
         listed by an import path are not imported here.
 
         Raises:
-            InputError: If a module fails, no module adds a listed model or algorithm, or the add-on of an allowed
-                model is not installed.
+            InputError: If a module fails, a listed model or algorithm is neither fedpriv's nor added by a module,
+                or the add-on of an allowed model is not installed.
         """
         allow = self.allow
         # An add-on has the name of the key of [allow] that permits it.
@@ -501,8 +503,8 @@ def read_policy(path: Path) -> Policy:
         The policy, in which relative paths are completed by the folder of the file.
 
     Raises:
-        InputError: If the file cannot be used, a key or value is not valid, two of the files above are one, or the
-            policy is refused.
+        InputError: If the file cannot be used, a key or value is not valid, two of the other files above have one
+            path, or the policy is refused.
     """
     check_writers([path])
     try:
@@ -601,7 +603,10 @@ def write_template(path: Path) -> None:
 
 
 def format_template() -> str:
-    """Format a policy file with examples for required keys and comments with defaults for the others."""
+    """Format a policy file with examples for required keys and comments with defaults for the others.
+
+    The whole section [evaluation], which a policy may lack, is a comment.
+    """
     return f"{_format_section(Policy)}\n[allow]\n{_format_section(RunLimits)}\n" + "".join(
         f"# {line}\n" for line in ["[evaluation]", *_format_section(EvaluationLimits).splitlines()]
     )

@@ -13,12 +13,13 @@ commit is a digest of the head before it, of the commit's number and of its entr
 of heads.  The first head is a digest of the ledger's first name and of the fingerprint.  A backup is a copy of a
 ledger without keys, states and replies.
 
-Digests are kept after the end of a run.  The replies to round 0 and to the last answered round are kept for the
-few runs that ended last, since a server that was killed may ask for them again.
+Digests are kept after the end of a run.  Replies to the last rounds of a run under way are kept, and replies to
+round 0 and to the last answered round of the few runs that ended last, since a server that was killed may ask for
+them again.
 
 `seal`, `entry`, `replied` and `after` are digests of the key, of the opened run with its charge, of the reply
-under the key `blind`, and of the state after the reply.  `head` is the head after a commit whose only entry is
-this reply.
+under the key `blind`, and of the state after the reply.  `head` is the head that the reply's commit would have
+with the reply as its only entry.
 """
 
 import hashlib
@@ -74,11 +75,11 @@ BACKUP_OFFSET = 100
 _HOT_JOURNAL_HEADER = bytes.fromhex("d9d505f920a163d7")
 """First bytes of a journal that SQLite still needs, for a commit in progress or interrupted."""
 MAX_RUNS_WITH_REPLY = 8
-"""Number of the runs that ended last whose replies to round 0 and to the last round are kept."""
+"""Number of the runs that ended last whose replies to round 0 and to the last answered round are kept."""
 KEPT_REPLIES = 4
-"""Number of the last rounds of a run under way whose replies are kept, for a server that was killed.
+"""Number of the last answered rounds of a run under way whose replies are kept, besides round 0.
 
-The journal of a server lacks at most the last round, and the round before if the disk damaged its entry.
+A server that was killed asks again for a round that its journal lacks.
 """
 DROP_EARLIER_REPLY = """
 UPDATE answers SET reply = NULL, blind = NULL WHERE run_id = ? AND t = (
@@ -97,9 +98,12 @@ class RunRow(NamedTuple):
     mu: float
     """inf for a run without noise."""
     key: bytes | None
-    """Key of the run, or None if the run is over."""
+    """Key of the run, or None if the run is over, and in a backup."""
     state: bytes | None
-    """Packed state after the last answered round, or None before the first and if the run is over."""
+    """Packed state after the last reply, or None before the first, if the run is over, and in a backup.
+
+    The reply to round 0 is followed by the initial state.
+    """
     slack: float = 0.0
 
 
@@ -142,8 +146,7 @@ def read_header(database: sqlite3.Connection) -> LedgerHeader:
     """Read the header of a ledger.
 
     Raises:
-        TypeError: If the table has no row, or the row has another number of columns.
-        ValueError: If the row has fewer than three columns.
+        TypeError or ValueError: If the table has no row, or another number of columns than five.
         sqlite3.Error: If the database has no such table, or cannot be read.
     """
     name, begun_as, shard, *commit = database.execute("SELECT * FROM about").fetchone()
@@ -151,7 +154,10 @@ def read_header(database: sqlite3.Connection) -> LedgerHeader:
 
 
 def last_state_digest(database: sqlite3.Connection, run_id: str) -> bytes:
-    """Return the digest of the state after the last answered round, or b"" before the first."""
+    """Return the digest of the state after the last reply of a run, or b"" before the first.
+
+    It is b"" after the last round, too, which no state follows.
+    """
     row = database.execute(
         "SELECT after FROM answers WHERE run_id = ? AND answered IS NOT NULL ORDER BY t DESC LIMIT 1", (run_id,)
     ).fetchone()
@@ -351,7 +357,7 @@ def require(condition: bool) -> None:
 
 
 def file_digest(path: Path) -> str:
-    """Return the SHA-256 of the whole file.
+    """Return the SHA-256 of the whole file, in hexadecimal digits.
 
     Closing the file releases the locks that SQLite has on it in this process.
     """

@@ -1,15 +1,16 @@
 """Observation of a guard: log lines of events, and metrics for monitoring.
 
 Names and reasons can contain text of untrusted servers.  In log lines their control characters are escaped, and
-metrics do not contain them.
+metrics contain neither names nor reasons.
 
 A budget is a μ of Gaussian differential privacy over the lifetime of the records, and a slack, a probability with
 which μ may fail.  A run is charged when it is opened.
 
-Guarantee: no line and no metric from here depends on the records except through their number, and through a
-failure of the guard's code.  Metrics change at the end of a tick, like replies: the time of a change reveals no
-more than the time of a reply.  The time of the last answer is in whole seconds.  The metric of health, which
-fedpriv/silo/daemon.py adds, changes while an answer takes very long.
+Guarantee: no line and no metric from here depends on the records except through their number, that of persons,
+their shape, and a failure of the guard's code.  The times of lines, and of the last answer, are no part of this:
+they are in whole seconds and say when an answer was computed.  Metrics change at the end of a tick, like replies:
+the time of a change reveals no more than the time of a reply.  The metric of health, which fedpriv/silo/daemon.py
+adds, changes while an answer takes very long.
 """
 
 import json
@@ -32,18 +33,18 @@ from fedpriv.silo.policy import RunLimits
 
 _log = logging.getLogger("fedpriv.guard")
 _FULL_LOG_COUNT = 100
-"""Number of refusals that are logged one by one."""
+"""Number of the first refusals, which are all logged."""
 _LOG_INTERVAL = 1000
-"""Number of further refusals for each one that is logged."""
+"""Divisor of the numbers of later refusals that are logged."""
 _MAX_REASON_LENGTH = 300
-"""Most characters of a reason in the log."""
+"""Most characters of a reason that are logged, some of them as longer escapes."""
 
 
 class BudgetAmount(NamedTuple):
     """Amount of a budget, or of charges to it."""
 
     mu: float
-    """μ, and infinity for charges that nothing bounds, such as that of a run without noise."""
+    """μ, or infinity for charges that nothing bounds, such as that of a run without noise."""
     slack: float
 
 
@@ -100,8 +101,8 @@ def log_opened_run(run: str, charge: Charge, remaining: BudgetAmount) -> None:
 class GuardEvents:
     """Counter and logger of a guard's events.
 
-    The first hundred refusals are logged, and then every thousandth.  A process logs a round once, however often
-    the round is repeated.
+    The first hundred refusals are logged, and then every thousandth.  A process logs a round at most once, however
+    often the round is repeated.
     """
 
     def __init__(self) -> None:
@@ -110,7 +111,7 @@ class GuardEvents:
         self._last_answer_time, self._version = 0.0, version("fedpriv")
 
     def record_answer(self, run: str, t: int, *, is_evaluation: bool) -> None:
-        """Count an answer, and log it unless it repeats a round that was recorded before.
+        """Count an answer, and log it if its round is later than all recorded rounds of the run.
 
         Args:
             run: Name of the run in the ledger.

@@ -2,7 +2,8 @@
 
 A silo's ledger, its file of charges, contains a fingerprint of the records under a key.  The key is 32 random
 bytes in a file beside the records, mode 0600.  Neither ledgers nor backups contain the key, so that nobody who has
-only these can test guesses at records on the fingerprint.
+only these can test guesses at records on the fingerprint.  In ledgers and backups of fedpriv 0.3.0 the fingerprint
+is under no key, until a ledger is converted.
 
 * A cell is the scenario of one run, with a value for each key.
 * A unit is what neighbouring data sets differ in: a record, or a person with all records of this person.
@@ -30,7 +31,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedpriv.core.errors import InputError
+from fedpriv.core.errors import InputError, sanitize_line
 from fedpriv.core.files import create_secret_file
 from fedpriv.data.encode import EncodedTable
 from fedpriv.data.layout import describe_inputs
@@ -125,7 +126,7 @@ class Shard:
     The label of a record that does not count is -1, or NaN in a regression.
     """
     persons: NDArray[Any] | None = field(default=None, kw_only=True)
-    """Person of each record, (n,), or None if the silo's file has no persons."""
+    """Person of each record, (n,), or None if the silo's file names no persons of these records."""
     test: "Shard | None" = None
     """Test records of the silo, which no training reads, or None without any."""
     cells: NDArray[np.float64] | None = field(default=None, kw_only=True)
@@ -193,7 +194,8 @@ class Shard:
     def rows_by_unit(self, unit: Unit) -> UnitTable | None:
         """Return the row indices of each unit's records, or None if units are records.
 
-        The indices have shape (persons, `unit.max_records`), with -1 for a record that a person lacks.
+        The indices have shape (persons, `unit.max_records`).  A row has the person's first records that count, and
+        -1 for each record that the person lacks.
 
         Raises:
             InputError: If these records do not name the units, or if a bound on the records of a unit, which a
@@ -211,7 +213,8 @@ class Shard:
         Single records pass, and persons if the records name them.  A person's records are filled up by dummy
         records to `unit.max_records`, which a server chooses.  Too large a bound is refused.
 
-        Guarantee: a refusal depends on the number of persons and on shapes, and on nobody's number of records.
+        Guarantee: of the records a refusal depends on their shape, on whether they name persons, and on the number
+        of persons, and not on a person's number of records.
 
         Raises:
             InputError: If the records cannot be protected so.
@@ -246,8 +249,9 @@ def load_shard(path: Path, classes: int, test: str = "test_") -> Shard:
     """Read and check a silo's records in an .npz file.
 
     The file has the arrays `images` (or `features`, or `features.NAME` for each of several inputs) and `labels`,
-    each with a row for each record.  It may have `persons`, a number or name for each record, and `counts`, which
-    is false for rows that are dummy records.  Test records are read if there are labels with the prefix `test`.
+    each with a row for each record.  It may have `persons`, an integer or name for each record, and `counts`,
+    which is false for rows that are dummy records.  Test records are read if there are labels with the prefix
+    `test`.
 
     Args:
         path: File of the records.
@@ -264,7 +268,9 @@ def load_shard(path: Path, classes: int, test: str = "test_") -> Shard:
     except FileNotFoundError:
         raise InputError(f"{path}: no such file; it is to hold the silo's records") from None
     except (OSError, ValueError, EOFError, TypeError, RuntimeError, zlib.error, zipfile.BadZipFile) as error:
-        raise InputError(f"{path}: expected an .npz file of arrays, without objects ({error})") from None
+        raise InputError(
+            f"{path}: expected an .npz file of arrays, without objects ({sanitize_line(str(error))})"
+        ) from None
     held_out = _parse_split(arrays, test, classes, path) if f"{test}labels" in arrays else None
     return _parse_split(arrays, "", classes, path, held_out)
 
@@ -279,7 +285,7 @@ def load_table_shard(path: Path, schema: TableSchema, silo: int) -> Shard:
 
     Raises:
         InputError: If the table cannot be read, does not keep to `schema`, has records of another site, or has no
-            training records that count.
+            training records that count, or if it has a column for the site and `schema` has no site `silo`.
     """
     encoded = load_silo_table(path, schema, silo)
     train, test = encoded.split.train, encoded.split.test
@@ -290,7 +296,7 @@ def load_table_shard(path: Path, schema: TableSchema, silo: int) -> Shard:
 
 
 def _shard_of_split(encoded: EncodedTable, split: SplitRows) -> Shard:
-    """Build the shard of one split, with features of zeros for rows that do not count."""
+    """Build the shard of one split, with zeros in features and cells of rows that do not count."""
     persons = None if encoded.persons is None else encoded.persons[split.row_indices]
     features, labels = split.take(encoded.features, encoded.labels)
     return Shard(features, labels, persons=persons, cells=split.take(encoded.raw_cells, encoded.labels)[0])
@@ -324,7 +330,9 @@ def _parse_split(
     check_records(values, labels, classes, str(path))
     persons = arrays.get(f"{prefix}persons")
     if persons is not None and (persons.shape != labels.shape[:1] or persons.dtype.kind not in "iuUS"):
-        raise InputError(f"{path}: `{prefix}persons` needs one number or text for each of {len(labels)} records")
+        raise InputError(
+            f"{path}: `{prefix}persons` needs one whole number or text for each of {len(labels)} records"
+        )
     labels = labels.astype(np.int64 if classes else np.float64)
     counts = arrays.get(f"{prefix}counts", np.ones(len(labels), np.bool_))
     if counts.shape != labels.shape[:1] or counts.dtype != np.bool_:
@@ -366,16 +374,16 @@ class ShardViews:
         self._shard, self._cached_records = shard, dict[str, Records]()
 
     def blank_record(self, cell: Cell) -> Records:
-        """Return one record of zeros with the shape of the cell's records.
+        """Return a record of zeros in the form of the cell's model, as the only unit.
 
         Guarantee: features and labels of the records are not read, only their shapes and types and the number of
         persons.
 
         Raises:
-            InputError: If the model does not take records of this shape, or these records do not name the units.
+            InputError: If the model does not take such records, or these records cannot be protected by the unit.
         """
         shard, persons = self._shard, self._shard.persons
-        # Refuses a unit that the records do not name.
+        # Refuses a unit by which the records cannot be protected.
         shard.unit_count(cell.privacy.protected_unit)
         image, label = np.zeros_like(shard.images[:1]), np.zeros_like(shard.labels[:1])
         cells = None if shard.cells is None else np.zeros_like(shard.cells[:1])
@@ -400,7 +408,11 @@ class ShardViews:
 
         The result is None if units are records, which are read in the order of the shard.
 
-        Guarantee: the names of persons influence nobody's position (`secret_permutation`).
+        Guarantee: without the key, the distribution of a person's position is the same for all names of persons
+        (`secret_permutation`).
+
+        Raises:
+            InputError: If these records cannot be protected by the unit.
         """
         unit = cell.privacy.protected_unit
         return (

@@ -8,7 +8,8 @@
   noise, with noise under a mask, or without noise to a server that adds it.
 * The state is what a silo keeps from one round to the next.  Its query chain is a digest of all queries and missed
   rounds so far, or b"" in floating point.
-* A batch is the records that a round reads.  A dummy record, which does not count, has weight 0.
+* A batch is the records that a round reads.  A dummy record, which does not count, has weight 0, or is left out
+  of its unit's increment if units have several records.
 
 A silo with a guard computes in integers if its run has noise.  A simulated `Silo` sums in float64 with noise of a
 seed, unless its scenario says integers.
@@ -59,10 +60,10 @@ class BoundedObjective(RecordView):
 
     A total is the sum of the increments of a batch, each clipped and times its record's weight.
 
-    Guarantee: a total is finite and at most (1 + 1e-6) Σ |weight| · clip long, whatever `base` computes.  A longer
-    total is scaled to that length, which increases the distance of no two totals of records with the same weights.
-    A total that is not finite, or whose norm overflows, counts as zero. Neither total is refused, because a
-    refusal would reveal something about the records.
+    Guarantee: a total is finite and at most (1 + 1e-6) Σ |weight| · clip long, up to rounding in float64, whatever
+    `base` computes.  A longer total is scaled to that length, which increases the distance of no two totals of
+    records with the same weights.  A total that is not finite, or whose norm overflows, counts as zero.  Neither
+    total is refused, because a refusal would reveal something about the records.
     """
 
     def for_batch(self, slots: BatchLayout) -> Self:
@@ -94,7 +95,7 @@ def _max_norm(weights: Tensor, clip: Scalar) -> float:
 
 @contextmanager
 def without_denormals() -> Iterator[None]:
-    """Flush denormal numbers to 0 in the block.
+    """Flush denormal numbers to 0 in the block, in this thread, on processors that can.
 
     Arithmetic with denormal numbers is many times slower, and a query can produce denormals for some records only.
     """
@@ -120,11 +121,11 @@ class Silo:
 
     A silo with a private `key` makes real releases.
 
-    Guarantee: in integers the message is a function of y_t (untrusted, masked), or is s_t (a trusted server, which
-    adds the noise). Every record enters as integers of bounded norm, whatever the query is.  The noise is a
-    function of the key, of all queries until now and of the integers to which it is added, and is never drawn in
-    advance.  No evaluation of records ends in an exception.  In a simulation the key comes from the seed, and
-    protects nobody.
+    Guarantee: in integers the message is a function of y_1, …, y_t and of any mask (untrusted, masked), or is s_t
+    (a trusted server, which adds the noise). Every record enters as integers of bounded norm, whatever the query
+    is.  The noise is a function of the key, of all queries and missed rounds until now and of the integers to
+    which it is added, and is never drawn in advance.  No evaluation of records raises an Exception because
+    of a record.  In a simulation the key comes from the seed, and protects nobody.
     """
 
     number: int
@@ -132,7 +133,7 @@ class Silo:
     records: Records
     noise: KeyedNormal
     key: bytes = field(default=b"", repr=False)
-    """Key of one run, 32 bytes, or empty in floating point.
+    """Key of one run, 32 bytes, or empty in a simulation in floating point.
 
     Only this silo has the key of real releases.  The key of a simulation in integers follows from the seed.
     """
@@ -196,8 +197,8 @@ class Silo:
         Guarantee: under an untrusted server the sequence of releases over the whole run keeps the privacy claim
         of the silo's own releases (`make_silo_stream`) for each unit of this silo, such as a record.  Under a
         trusted server releases are exact, and only the server may see them.  The choice of the records that a
-        round draws in secret never leaves this object, and nothing but the release and the state depends on it,
-        except the counts of a simulation.
+        round draws in secret is no part of the result.  The vector, the counts and the state depend on it, and
+        only simulations report the counts.
 
         Args:
             state: State after the last answered round.
@@ -248,7 +249,7 @@ class Silo:
 
         Raises:
             RunError: If the round is out of order or after the last one, or the query has another shape or type,
-                is not finite, or moved farther than the noise assumes.
+                is not finite (`is_finite`), or moved farther than the noise assumes.
         """
         in_order = t == state.last_round + 1 or (self.may_miss_rounds and t > state.last_round)
         if not in_order or t > self.plan.schedule.rounds:
@@ -267,7 +268,7 @@ class Silo:
 
     @cached_property
     def steps(self) -> RoundSteps:
-        """Steps in integers if the plan has them, or float64 sums with a simulation's noise."""
+        """Steps in integers if the plan has them, or float64 sums with a simulation's noise, if any."""
         if self.plan.exact_plan is not None:
             return IntegerSteps(self.plan, self.key)
         return FloatSteps(
@@ -311,7 +312,7 @@ class Silo:
             positions = rows = as_row_indices(
                 plan.schedule.select_rows(t, size, self.number, lambda: self._sampling_randomness)
             )
-        else:  # Without `unit_order` a slice of aligned records is read without a copy.
+        else:  # Without `unit_order` a slice is read without a copy if its memory is aligned.
             positions = slice(planned_round.batch_range.start * size, planned_round.batch_range.stop * size)
             rows = np.arange(positions.start, positions.stop)
         indices = positions if self.unit_order is None else self.unit_order[positions]
@@ -325,9 +326,9 @@ class Silo:
 
     @cached_property
     def _records_and_mask(self) -> tuple[Records, Tensor]:
-        """Records with labels for all positions, and the mask of the records that count, float64 0 or 1.
+        """Records with a valid label for each row, and the mask of the rows that count, float64 0 or 1.
 
-        With several records a unit the mask is 1, because `PerUnit` masks the records inside a unit.
+        With several records a unit the labels stay, and the mask is 1: `PerUnit` masks the records inside a unit.
         """
         if self.plan.unit.max_records > 1:
             return self.records, torch.ones(len(self.records.labels), dtype=torch.float64)
