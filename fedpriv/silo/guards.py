@@ -88,7 +88,7 @@ def begin_ledgers(policy: Policy, earlier_charge: SpentBefore | None = None) -> 
         mu, slack, said_by = earlier_charge
         refuse(
             {
-                f"--spent {mu:g}, --spent-slack {slack:g}: expected a mu above 0, a slack of 0 to 1": (
+                f"--spent {mu:g}, --spent-slack {slack:g}: expected a mu above 0, a slack from 0 to below 1": (
                     not mu > 0.0 <= slack < 1.0
                 ),
                 "--spent: give --said-by, the person who says so, and how it is known, in one line of text": (
@@ -110,7 +110,11 @@ def begin_ledgers(policy: Policy, earlier_charge: SpentBefore | None = None) -> 
 
 
 def policies_with_shards(policy: Policy) -> list[tuple[Policy, Shard]]:
-    """Pair the policy with its training records, and its policy for test records with those, if any."""
+    """Pair the policy with its training records, and its policy for test records, if any, with the test records.
+
+    Raises:
+        InputError: If the records cannot be used, or there are no test records for [evaluation].
+    """
     shard, tests = policy.load_shard(), policy.test_policy
     return [(policy, shard), *([] if tests is None else [(tests, held_out_shard(policy, shard))])]
 
@@ -137,6 +141,7 @@ def _open_test_guard(policy: Policy, shard: Shard, time_limit: TimeLimit, memory
 
     Raises:
         InputError: If the policy allows evaluations that its shard or ledger cannot answer.
+        LedgerError: If a ledger of fedpriv 0.3.0 cannot be converted now.
     """
     if (test_policy := policy.test_policy) is None:
         return None
@@ -227,7 +232,8 @@ def format_price_check(path: Path) -> list[str]:
         path: File of the policy.
 
     Raises:
-        InputError: If the policy or a ledger cannot be used.
+        InputError: If the policy, its records, keys and extensions, or a ledger cannot be used.
+        LedgerError: If a ledger of fedpriv 0.3.0 cannot be converted now.
     """
     guards = open_guards(read_policy(path))
     return [
@@ -267,7 +273,7 @@ def end_run(path: Path, run_id: str) -> None:
 
     Args:
         path: File of the policy.
-        run_id: Name of the run, as `format_status` shows it.
+        run_id: Name of the run, which `format_status` shows in quotes.
 
     Raises:
         InputError: If the policy or a ledger cannot be used, or no ledger has a run of this name.

@@ -11,17 +11,17 @@
 
 Guarantee: a reply exists outside the silo only if its row was committed to the disk before (synchronous = FULL),
 and records are read for a round only if its query was committed before.  So a restarted silo neither answers two
-queries in one round nor draws other noise for an old query.  Wiped values are overwritten in the file
-(secure_delete) and in SQLite's journal.  The journal is kept between transactions: if it were unlinked, its blocks
-would keep keys and sums on the disk.
+queries in one round nor draws other noise for an old query.  Values that the end of a run wipes are overwritten in
+the file (secure_delete) and in SQLite's journal, where former states and replies can lie until then.  The journal
+is kept between transactions: if it were unlinked, its blocks would keep keys and sums on the disk.
 
-Guarantee: rows that differ from those that were written are refused by these checks.  All rows reproduce the
-chain of commits, whose head is in the mark.  The chain is checked when a ledger or a run is opened.  Between these
-checks, key, state and charge of the run that is asked, and a stored reply, are checked when they are read.
-Digests of queries and charges of other runs are not.  After the last run has ended and `tidy` has succeeded, and
-until the next commit, the file has the bytes whose digest is in the mark.  An older copy of the file, or another
-file, is refused by the mark.  If the mark is put back too, the copy is refused with the help of a server that
-remembers a later commit (`check_checkpoints`).
+Guarantee: rows that differ from those that were written, but for missing replies, are refused by these checks.
+All rows reproduce the chain of commits, whose head is in the mark.  The chain is checked when a ledger or a run is
+opened.  Between these checks, key, state and charge of the run that is asked, and a stored reply, are checked when
+they are read.  Digests of queries and charges of other runs are not.  After the last run has ended and `tidy` has
+succeeded, and until the next commit, the file has the bytes whose digest is in the mark.  An older copy of the
+file, or another file, is refused by the mark.  If the mark is put back too, the copy is refused with the help of a
+server that remembers a later commit (`check_checkpoints`).
 """
 
 import errno
@@ -301,7 +301,8 @@ class SiloLedger:
             run_id: Name of the new run.
             charge: Scenario and price of the run.
             key: Key of the run.
-            room: Bytes that the run adds.  Up to `MAX_ROOM` are set aside now, so that the file does not grow later.
+            room: Bytes that the run adds.  They are set aside now, beside what is free already, up to `MAX_ROOM`
+                bytes in all, so that the file does not grow later.
         """
         seal = chain.make_seal(key)
         self._pending_entries.append(entry := chain.opening_entry(run_id, *charge, seal))
@@ -309,14 +310,16 @@ class SiloLedger:
             "INSERT INTO runs (run_id, cell, mu, slack, opened, seal, entry, key) VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
             (run_id, *charge, self._commit_number, seal, entry.digest, key),
         )
-        # SQLite keeps the pages of a value that was erased, and fills them before the file grows.
-        for state in (f"zeroblob({min(room, MAX_ROOM)})", "NULL"):
+        # SQLite keeps the pages of a value that was erased, and fills them before the file grows.  Pages that are
+        # free already may have been set aside for another run.
+        free = "(SELECT freelist_count * page_size FROM pragma_freelist_count, pragma_page_size)"
+        for state in (f"zeroblob(min({room} + {free}, {MAX_ROOM}))", "NULL"):
             self._database.execute(f"UPDATE runs SET state = {state} WHERE run_id = ?", (run_id,))
 
     def find_answer(self, run_id: str, t: int) -> AnswerRow | None:
         """Return the row of a round, or None if no query of the round is stored.
 
-        The row's reply is None before the round is answered, and again after `tidy` has dropped the reply.
+        The row's reply is None before the round is answered, and again after the reply was dropped.
 
         Raises:
             InputError: If the stored reply contradicts its digest.
@@ -342,6 +345,8 @@ class SiloLedger:
 
     def record_reply(self, run_id: str, t: int, reply: bytes, state: bytes | None) -> None:
         """Store the reply to a stored query, and the state after it, in a block of `transaction`.
+
+        Of the replies to rounds of this run the last `KEPT_REPLIES` are kept, and the one before them is dropped.
 
         Args:
             run_id: Name of an open run.
@@ -374,11 +379,10 @@ class SiloLedger:
     def end_run(self, run_id: str) -> None:
         """End a run: erase its key and its state.  Without an open run of this name nothing is changed."""
         self._journal_is_wiped = False  # The journal gets the pages from before, with the key.
-        cursor = self._database.execute(
+        if self._database.execute(
             "UPDATE runs SET key = NULL, state = NULL, over = ? WHERE run_id = ? AND over IS NULL",
             (self._commit_number, run_id),
-        )
-        if cursor.rowcount:
+        ).rowcount:
             self._pending_entries.append(chain.ending_entry(run_id))
 
     def become_ledger(self, name: str, charge: tuple[str, Charge] | None) -> None:
@@ -490,7 +494,8 @@ class SiloLedger:
         the two the file has to be.
 
         Raises:
-            InputError: If the file has another version, is a backup that was not opened as one, or is damaged.
+            InputError: If the file has another version, is a backup in place of a ledger or the reverse, or
+                is damaged.
         """
         with self._convert_damage("its header"):
             (version,) = self._database.execute("PRAGMA user_version").fetchone()
@@ -537,7 +542,7 @@ class SiloLedger:
         The call has to be outside of transactions, because reading the file drops SQLite's locks.
 
         Raises:
-            InputError: If they differ, or the mark cannot be read.
+            InputError: If they differ, the header is damaged, or the mark cannot be read.
         """
         # Reading the header makes SQLite apply a journal that it still needs, before the file is digested.
         if (digest := self._mark.read().file_digest) and self._read_header() and digest != file_digest(self._path):

@@ -63,7 +63,7 @@ class Masker:
         """
         self._private, self._number = X25519PrivateKey.from_private_bytes(secret), number
         self._scenario = scenario
-        self._cached_keys: tuple[bytes, list[bytes | None]] | None = None
+        self._cached_keys: tuple[bytes, int, list[bytes | None]] | None = None
 
     @property
     def public_key(self) -> bytes:
@@ -81,9 +81,9 @@ class Masker:
             RunError: Unless there are `silos` different keys, with this silo's own key at its number, and every
                 other one is a usable public key of X25519.
         """
-        if self._cached_keys is None or self._cached_keys[0] != public_keys:
-            self._cached_keys = (public_keys, self._derive_shared_keys(public_keys, silos))
-        return self._cached_keys[1]
+        if self._cached_keys is None or self._cached_keys[:2] != (public_keys, silos):
+            self._cached_keys = (public_keys, silos, self._derive_shared_keys(public_keys, silos))
+        return self._cached_keys[2]
 
     def mask(
         self, public_keys: bytes, silos: int, t: int, length: int, query_chain: bytes = b""
@@ -126,7 +126,7 @@ class Masker:
         key_list = [public_keys[start : start + KEY_BYTES] for start in range(0, len(public_keys), KEY_BYTES)]
         if len(public_keys) != silos * KEY_BYTES or len(set(key_list)) != silos:
             raise RunError(f"silo {self._number}: expected {silos} different public keys of {KEY_BYTES} bytes")
-        if key_list[self._number] != self.public_key:
+        if key_list[self._number : self._number + 1] != [self.public_key]:
             raise RunError(f"silo {self._number}: the server relays another public key as this silo's")
         return [
             None if peer == self._number else self._derive_shared_key(key) for peer, key in enumerate(key_list)

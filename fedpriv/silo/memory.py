@@ -75,7 +75,10 @@ def round_memory(plan: Plan, silo: int, rows: int, features: int) -> int:
         features: Numbers of one record in the form of the model.
     """
     draws = max(plan.objective.dimension, *(planned_round.stored_length for planned_round in plan.rounds))
-    row_count, value_bytes = min(rows, plan.record_capacity(silo)), plan.objective.initial().element_size()
+    row_count, value_bytes = (
+        min(rows, plan.record_capacity(silo) * plan.unit.max_records),
+        plan.objective.initial().element_size(),
+    )
     return (
         _MODULE_BYTES
         + _VIEW_COPIES * value_bytes * rows * features
@@ -90,7 +93,7 @@ def round_memory(plan: Plan, silo: int, rows: int, features: int) -> int:
 
 
 def state_memory(plan: Plan, silo: int) -> int:
-    """Return the largest size in bytes of a silo's state between rounds."""
+    """Return the most bytes that the vectors of a silo's state take between rounds."""
     first = plan.estimator.round(1)
     past = plan.estimator.memory if first.split is None else 2 + first.split.rounds_per_epoch
     workload = make_silo_stream(plan, silo, plan.schedule.rounds).workload
@@ -154,7 +157,7 @@ class MemoryPool:
         Args:
             name: Key of the run, which replaces an earlier reservation under this key.
             byte_count: Memory of the run, in bytes, at most `size`.
-            drop_cached: Function that drops the cached values of this run.
+            drop_cached: Function that drops at least the cached values of this run.
         """
         other_runs = {other: reservation for other, reservation in self._reservations.items() if other != name}
         if (

@@ -22,7 +22,7 @@ from fedpriv.core.errors import InputError
 _PATIENCE_SECONDS = 5.0
 """Longest wait for the next bytes of a request, in seconds, while other requests wait."""
 _MAX_WAITING_CONNECTIONS = 8
-"""Most connections that wait to be accepted."""
+"""Backlog of a socket: about the most connections that wait to be accepted."""
 _MIN_FREE_BYTES = 2**16
 """Free bytes below which a disk counts as full."""
 
@@ -47,7 +47,8 @@ def format_metrics(metrics: Iterable[ServiceMetric]) -> str:
     for name, group in by_name.items():
         lines += [
             f"# HELP {name} {group[0].help}",
-            f"# TYPE {name} {'counter' if name.endswith('_total') else 'gauge'}",  # naming convention of the format
+            # The suffix is a naming convention of the format.
+            f"# TYPE {name} {'counter' if name.endswith('_total') else 'gauge'}",
             *(f"{name}{_format_labels(sample.labels)} {_format_number(sample.value)}" for sample in group),
         ]
     return "".join(f"{line}\n" for line in lines)
@@ -114,7 +115,10 @@ def open_private_socket(path: Path, option: str) -> socket.socket:
 
 
 def watch_socket(path: Path) -> Callable[[], str | None]:
-    """Return a function that returns a fault once the socket at `path` is not the one of now, or None."""
+    """Return a function that returns a fault if the socket at `path` has been replaced or changed since, or None.
+
+    A new mode or owner is a change.
+    """
     first_status = path.stat()
     return lambda: (
         None
@@ -141,7 +145,8 @@ def notify_manager(state: str) -> None:
     """Report a state of this service, such as "READY=1", to the manager that NOTIFY_SOCKET names, if any."""
     if address := os.environ.get("NOTIFY_SOCKET"):
         with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
-            manager.sendto(state.encode(), address.replace("@", "\0", 1))
+            # A leading "@" stands for an abstract socket, and any other is a character of a path.
+            manager.sendto(state.encode(), f"\0{address[1:]}" if address.startswith("@") else address)
 
 
 @contextmanager

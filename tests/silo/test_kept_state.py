@@ -23,7 +23,7 @@ from fedpriv.silo.admission import Charge
 from fedpriv.silo.guard import Guard, room_of_run
 from fedpriv.silo.ledger import LedgerError
 from fedpriv.silo.masks import Masker
-from fedpriv.silo.rows import KEPT_REPLIES
+from fedpriv.silo.rows import KEPT_REPLIES, MAX_ROOM
 from fedpriv.silo.silo import pack_state, unpack_state
 from tests.attacks.guards import KEPT_STATE, cards, guard_for, guard_process, random_records, scenario, zeros
 from tests.parts import in_turn
@@ -129,6 +129,30 @@ def test_a_ledger_keeps_its_size_from_round_to_round_of_a_run(tmp_path: Path) ->
         )
     assert len(set(sizes[KEPT_REPLIES + 1 :])) == 1, sizes
     assert sizes[-1] < room_of_run(guard._admission.admit(cell).plan) + sizes[0]
+
+
+@pytest.mark.parametrize("name", ["banded", "aligned differences, clipped in parts"])
+def test_the_room_of_a_run_has_the_states_of_its_mechanism(tmp_path: Path, name: str) -> None:
+    """States of several vectors are stored twice for a moment, and the file had no room for them."""
+    guard, cell = guard_for(tmp_path, *random_records(), budget=100.0), scenario(**KEPT_STATE[name])
+    sizes = list[int]()
+    for t in range(1, 8):
+        guard.answer("run", cell, t, zeros())
+        sizes.append((tmp_path / "ledger-0.sqlite").stat().st_size)
+    assert len(set(sizes)) == 1, sizes
+
+
+def test_a_second_run_leaves_the_room_of_the_first_one_free(tmp_path: Path) -> None:
+    """Its room was made of the pages that the first run had set aside, and both grew the file."""
+    guard = guard_for(tmp_path, *random_records())
+    with guard._ledger.lock():
+        for name in ("first", "second", "third"):
+            with guard._ledger.transaction():
+                guard._ledger.open_run(name, Charge("{}", 0.1, 0.0), bytes(32), 10**7)
+        assert (tmp_path / "ledger-0.sqlite").stat().st_size > 3 * 10**7
+        with guard._ledger.transaction():
+            guard._ledger.open_run("fourth", Charge("{}", 0.1, 0.0), bytes(32), 2**40)
+    assert MAX_ROOM < (tmp_path / "ledger-0.sqlite").stat().st_size < MAX_ROOM + 10**6
 
 
 def test_the_last_replies_of_an_open_run_are_repeated_and_earlier_ones_are_refused(tmp_path: Path) -> None:
@@ -319,8 +343,11 @@ def test_a_guard_reply_contains_only_the_release_and_a_checkpoint(tmp_path: Path
     assert len(reply) == 8 + length + 8 * 7850
 
 
-def test_a_full_disk_releases_nothing_and_the_repeated_round_gets_the_same_reply(tmp_path: Path) -> None:
+def test_a_full_disk_releases_nothing_and_the_repeated_round_gets_the_same_reply(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The query on file, the reply on file, or the mark: each refused once (finding 34)."""
+    monkeypatch.setattr("fedpriv.silo.ledger.MAX_ROOM", 0)  # with room set aside the disk is not asked
     guard = guard_for(tmp_path, *random_records())
     guard.answer("run", scenario(), 1, zeros())
     pages = guard._ledger._database.execute("PRAGMA page_count").fetchone()[0]

@@ -39,6 +39,16 @@ def masks(silos: list[Masker], t: int, size: int) -> list[EncodedMessage]:
     return [masker.mask(keys, len(silos), t, size) for masker in silos]
 
 
+def test_keys_of_another_number_of_silos_are_refused_also_when_they_are_known() -> None:
+    silos = maskers(3)
+    keys = b"".join(masker.public_key for masker in silos)
+    silos[0].agree_keys(keys, 3)
+    with pytest.raises(RunError, match="expected 2 different public keys"):
+        silos[0].agree_keys(keys, 2)
+    with pytest.raises(RunError, match="another public key as this silo's"):
+        silos[2].agree_keys(keys[:64], 2)
+
+
 def p_value(words: EncodedMessage) -> float:
     """Of the bytes being uniform: χ² with 255 degrees of freedom."""
     return float(stats.chisquare(np.bincount(words.view(np.uint8), minlength=256)).pvalue)
