@@ -83,7 +83,7 @@ class Round(NamedTuple):
     clip: Scalar
     """Norm bound on one record's increment, or on its first part with `split`."""
     scale: float
-    """Factor of the gradient in the release, above 0: α_t for `RecursiveGradient`, 1 for other gradients here."""
+    """Factor of the gradient in the release, above 0: α_t for `RecursiveGradient`, else 1."""
     split: SplitClipping | None = None
     """Clipping of an increment in parts, or None if it is clipped as a whole."""
     local: LocalRound | None = None

@@ -457,10 +457,7 @@ class AugmentedView(View):
         copies, shift, flip = self.augmentation.copies, self.augmentation.shift, int(self.augmentation.flip)
         choices = np.tile([2 * shift + 1, 2 * shift + 1, flip + 1], copies)
         numbers = self._row_numbers.draw(slots.row_indices, choices, slots.silo_ids, slots.t)
-        transforms: NDArray[np.int64] = numbers.reshape(*slots.row_indices.shape, copies, 3) - np.array(
-            [shift, shift, 0]
-        )
-        return transforms
+        return numbers.reshape(*slots.row_indices.shape, copies, 3) - np.array([shift, shift, 0], np.int64)
 
     @cached_property
     def _row_numbers(self) -> RowRandomIntegers:

@@ -6,7 +6,6 @@ constants of the model.
 
 import copy
 from collections.abc import Callable, Collection
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -157,8 +156,8 @@ def _comparable(values: Tensor) -> Tensor:
     return torch.nan_to_num(values, nan=12345.678) if values.is_floating_point() else values
 
 
-def _refuse_packed(name: str) -> Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None]:
-    def hook(layer: nn.Module, inputs: tuple[Any, ...], keyword_inputs: dict[str, Any]) -> None:
+def _refuse_packed(name: str) -> Callable[[nn.Module, tuple[object, ...], dict[str, object]], None]:
+    def hook(layer: nn.Module, inputs: tuple[object, ...], keyword_inputs: dict[str, object]) -> None:
         if any(isinstance(values, PackedSequence) for values in (*inputs, *keyword_inputs.values())):
             raise InputError(
                 f"model: {f'layer {name}' if name else 'the module itself'} ({type(layer).__name__}) is given a "

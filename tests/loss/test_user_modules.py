@@ -205,7 +205,7 @@ def test_what_is_frozen_in_a_scenario_is_named_by_digest(tmp_path: Path, monkeyp
     for wrong, line in (
         ({"inner.weight": state["inner.weight"]}, r"holds no inner\.bias, which is not trained"),
         ({**state, "more": torch.zeros(1)}, "do not fit"),
-        ({**state, "inner.weight": torch.zeros(2, 2)}, "do not fit"),
+        ({**state, "inner.weight": torch.zeros(2, 2)}, r"do not fit .*size mismatch for inner\.weight"),
     ):
         with pytest.raises(InputError, match=line) as caught:
             objective(weights=save_weights(tmp_path, wrong))
@@ -519,7 +519,7 @@ def test_a_record_that_has_features_of_another_shape_has_zeros(features: MakeFea
     assert features([[0.0], [3.0], [1.0]], "ragged").tolist() == [[1.0, 1.0], [0.0, 1.0], [1.0, 1.0]]
 
 
-@pytest.mark.parametrize("name", ["Summing", "Replacing"])
+@pytest.mark.parametrize("name", ["Summing", "Replacing", "Aliasing"])
 def test_a_backbones_buffers_start_anew_for_every_record(features: MakeFeatures, name: str) -> None:
     """Gains: the first record, in the features of all that follow."""
     assert features(np.ones((3, 6)), name)[:, :-1].tolist() == [[1.0] * 6] * 3
