@@ -1,7 +1,7 @@
 """Torch modules by import path, "package.module:Name", and their weights by SHA-256.
 
-A module is tested by running it (`check_outputs`): it maps one record to as many outputs as needed, and no
-record's outputs depend on other records.  `make_trained_model` makes a torch module with the parameters of a
+A module is tested by running it (`check_outputs`): it has to map one record to as many outputs as needed, and no
+record's outputs may depend on other records.  `make_trained_model` makes a torch module with the parameters of a
 trained model.  The initial model of a run is called x_1.  A view is an objective that wraps another one, its
 `base`.
 
@@ -87,7 +87,7 @@ def build_module(path: str, key: str, positional: tuple[int, ...], arguments: di
         arguments: Keyword arguments.
 
     Raises:
-        InputError: The path cannot be imported, or the module cannot be built or is no torch module.
+        InputError: The path cannot be imported or called, or the module cannot be built or is no torch module.
     """
     factory = import_callable(path, key)
     try:
@@ -108,9 +108,9 @@ def replace_batch_norm(module: nn.Module) -> nn.Module:
     """Replace BatchNorm layers by GroupNorm, whose output for a record depends on this record only.
 
     The number of groups is the largest divisor of the number of channels up to 32.  It is 1 for BatchNorm1d, since
-    its records may have one value a channel, and two such values are ±1 after they were normalized.  Submodules
+    its records may have one value a channel, and two such values are about ±1 after they were normalized.  Submodules
     are replaced in place, at every place where they are used.  A GroupNorm has initial parameters, all trained and
-    in float32.  A lazy BatchNorm that has no channels yet stays.
+    of torch's default type.  A lazy BatchNorm that has no channels yet stays.
 
     Args:
         module: Module, whose submodules are replaced.
@@ -159,7 +159,7 @@ def check_record_shape(record: tuple[int, ...], flat: tuple[int, ...], name: str
 GIVEN_PREFIX = "module-"
 """Prefix of the names of modules that a program passed as objects.
 
-No user has typed such a name.
+Error messages about a module leave such a name out (`_describe_module`).
 """
 
 
@@ -190,8 +190,8 @@ def check_outputs(
         shape will do.
 
     Raises:
-        InputError: The module cannot be trained, raises, has other outputs or values that are not finite, changes
-            its buffers or parameters, or lets records depend on each other.
+        InputError: The module cannot be trained, raises, has other outputs or values that are not finite, draws
+            random numbers, changes its buffers or parameters, or lets records depend on each other.
     """
     check_module(module)
     needed = (outputs,) if isinstance(outputs, int) else outputs
@@ -200,10 +200,9 @@ def check_outputs(
     probe = torch.zeros(1, values, dtype=next(module.parameters(), torch.zeros(1)).dtype)
     try:
         shape = tuple(run_trial(module, probe).shape)
-        if needed is not None and shape != (1, *needed):
+        if shape != (expected := (1, *(shape[1:] if needed is None else needed))):
             raise InputError(
-                f"{_describe_module(name)} maps one record to shape {shape}, but {(1, *needed)} is "
-                f"needed{why_needed}"
+                f"{_describe_module(name)} maps one record to shape {shape}, but {expected} is needed{why_needed}"
             )
         check_per_record(module, values, name, inputs)
     except InputError:
@@ -346,7 +345,7 @@ class TrainedModel:
 
     @torch.inference_mode()
     def outputs(self, features: Tensor) -> Tensor:
-        """Compute outputs (n, outputs) of features (n, f), each record by itself (`map_records`)."""
+        """Compute outputs (n, …) of features (n, f), each record by itself (`map_records`)."""
         return map_records(make_vmap_module(self.module), features[:, : self.feature_count])
 
 
@@ -407,7 +406,7 @@ def copy_with_parameters(module: nn.Module, point: Tensor) -> nn.Module:
     """Copy a module in evaluation mode, with flat parameters `point` (d,).
 
     The parameters are in the order of `trainable_parameters`.  Frozen parameters and buffers have the module's
-    values, in the type of `point`.
+    values, and those of floating point have the type of `point`.
     """
     return _set_parameters(copy.deepcopy(module).to(point.dtype), unflatten_parameters(module, point))
 
@@ -459,7 +458,7 @@ def read_weights(weights: str, key: str) -> bytes:
 _CHECKPOINT_KEYS = ("state_dict", "model_state_dict", "model")
 """Keys of a checkpoint, a dictionary of other things as well, under which programs store a state_dict."""
 _WRAPPER_PREFIXES = ("module.", "_orig_mod.", "model.", "")
-"""Prefixes of all names of a state_dict of a wrapper, such as nn.DataParallel or torch.compile."""
+"""Prefixes of all names of a state_dict of a wrapper, such as nn.DataParallel, or "" without a wrapper."""
 
 
 def read_state_dict(weights: str, key: str, path: str, module: nn.Module) -> dict[str, Tensor]:
@@ -496,11 +495,11 @@ def read_state_dict(weights: str, key: str, path: str, module: nn.Module) -> dic
 
 def weights_error(weights: str, key: str, path: str, error: Exception) -> CodeError:
     """Make the error for weights that do not fit the module at `path`."""
-    # torch's own text of what it cannot unpickle is about other files, and has control characters
+    # torch's own text on a file that it cannot unpickle gives other advice, or is empty or a number.
     reason = (
-        "holds other objects than tensors; save module.state_dict() with torch.save"
-        if isinstance(error, UnpicklingError)
-        else str(error).split("\n")[0]
+        "holds no state_dict that can be loaded; save module.state_dict() with torch.save"
+        if isinstance(error, UnpicklingError | LookupError | EOFError)
+        else " ".join(str(error).split())
     )
     return CodeError(f"{key} = {weights!r}: do not fit {path!r}", sanitize_line(reason, 200))
 

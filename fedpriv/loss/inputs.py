@@ -25,7 +25,7 @@ from fedpriv.loss.alone import reason_of
 from fedpriv.loss.ghost import GhostObjective
 from fedpriv.loss.imported import check_outputs, check_record_shape
 from fedpriv.loss.layered import make_module_objective
-from fedpriv.loss.losses import FunctionLoss, Loss, LossChoice
+from fedpriv.loss.losses import FunctionLoss, Loss, LossChoice, Unjudged
 from fedpriv.loss.module import BaseModuleObjective, ModuleObjective
 from fedpriv.loss.objective import (
     Batch,
@@ -82,6 +82,7 @@ def wrap_module(module: nn.Module, inputs: Sequence[InputLayout], record: tuple[
     Returns:
         A module that takes flat rows (B, width), with the values of all inputs of a record side by side.  It gives
         the inputs their shapes, and makes integers of tokens and, of several inputs, truth values of masks.
+        A single flat input other than tokens needs no layer, and `module` itself is returned.
     """
     if len(inputs) > 1:
         return InputSplitter(module, inputs)
@@ -126,18 +127,24 @@ class LabelledView(RecordView):
 
     @property
     def has_accuracy(self) -> bool:
-        """Whether the loss judges predicted class labels as right or wrong, as a user's function does not.
+        """Whether the loss judges predictions as right or wrong.
 
-        The value has no meaning for labels that are numbers.
+        A user's function does not, nor do the losses that extend `Unjudged`.
         """
-        return not isinstance(_find_module_objective(self.base).loss, FunctionLoss)
+        return not isinstance(
+            getattr(loss := _find_module_objective(self.base).loss, "base", loss),  # the loss of one label
+            Unjudged,
+        )
 
     def accuracies_and_losses(self, point: Tensor, records: Records) -> tuple[Tensor, Tensor]:
         """Share of a record's labels that are predicted right, and the record's loss, (..., B) both.
 
+        Missing labels are left out of the share, which is 0 if all labels are missing.
+
         Args:
             point: Models, (..., d).
-            records: Records with class labels, which lie behind the features.  `has_accuracy` has to be True.
+            records: Records (B, …) with class labels, which lie behind the features.  `has_accuracy` has to be
+                True.
         """
         labelled, base = self.with_labels(records), _find_module_objective(self.base)
         outputs = self.base.outputs(point, labelled)
@@ -216,13 +223,13 @@ def make_layout_objective(
         needed_shape,
         name,
         inputs=inputs,
-        why_needed=_describe_needed_outputs(layout, classes),
+        why_needed=_describe_needed_outputs(layout, choice, classes),
     )
     # A module on the meta device cannot be run, so that the shape of its outputs is not known.
     if isinstance(loss, FunctionLoss) and not any(parameter.is_meta for parameter in wrapped.parameters()):
         loss = _check_loss_function(replace(loss, output_axes=len(output_shape)), output_shape, classes, dtype)
-    # No closed forms for outputs of several axes: their gradients are all by autograd.  With one axis a user's
-    # function is traced.  If it fails under torch.func, it gets the records one by one.
+    # Outputs of several axes have no closed forms: their gradients are all by autograd.  A user's function is
+    # differentiated together with the module, whose layers are traced if the outputs have one axis.
     if isinstance(loss, FunctionLoss) or (needed_shape is not None and len(needed_shape) > 1):
         base: Objective = (GhostObjective if len(output_shape) == 1 else ModuleObjective)(
             wrapped, loss, seed, dtype
@@ -232,15 +239,17 @@ def make_layout_objective(
     return LabelledView(base, layout) if layout.label_shape else base, wrapped
 
 
-def _describe_needed_outputs(layout: FeatureLayout, classes: int) -> str:
+def _describe_needed_outputs(layout: FeatureLayout, choice: LossChoice, classes: int) -> str:
     suffix = f" for each of its labels {layout.label_shape}" if layout.label_shape else ""
-    if classes:
+    if classes and choice.name == "cross-entropy":
         return (
             f": an output for each of {classes} classes{suffix}, since labels are 0 … {classes - 1} (labels that "
             "begin with 1 are labels - 1 here)"
         )
     return (
-        f": one output{suffix}, since labels are floats and so real numbers "
+        f": the outputs of the loss {choice.name!r}{suffix}, for labels 0 … {classes - 1}"
+        if classes
+        else f": one output{suffix}, since labels are floats and so real numbers "
         "(classes are whole numbers: labels.astype(int))"
     )
 

@@ -3,6 +3,7 @@
 Each form is compared with the same records as plain arrays.  A form that cannot be read says what would be right.
 """
 
+import hashlib
 import itertools
 import math
 from collections.abc import Callable, Iterator
@@ -269,7 +270,7 @@ def test_weights_are_loaded_from_common_checkpoint_layouts(
         ({"epoch": 3}, r"holds no state_dict; save module\.state_dict\(\)"),
         ([torch.zeros(1)], "do not fit"),
         ({"module.weight": torch.zeros(3, 6), "bias": torch.zeros(3)}, "holds module.weight"),
-        (nn.Linear(6, 3), r"holds other objects than tensors; save module\.state_dict\(\) with torch\.save"),
+        (nn.Linear(6, 3), r"holds no state_dict that can be loaded; save module\.state_dict\(\) with"),
     ],
 )
 def test_files_without_a_fitting_state_dict_are_refused_as_weights(
@@ -279,6 +280,18 @@ def test_files_without_a_fitting_state_dict_are_refused_as_weights(
     with pytest.raises(InputError, match=line) as caught:
         linear(save_weights(tmp_path, content))
     assert str(caught.value).isprintable()
+
+
+@pytest.mark.parametrize("content", [b"", b"hello world" * 20, b"\x80\x02"])
+def test_other_files_are_refused_as_weights(
+    content: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before: the reason in the message was empty, or a number."""
+    monkeypatch.setenv("FEDPRIV_WEIGHTS", str(tmp_path))
+    digest = hashlib.sha256(content).hexdigest()
+    (tmp_path / f"{digest}.pt").write_bytes(content)
+    with pytest.raises(InputError, match="holds no state_dict that can be loaded"):
+        linear(f"sha256:{digest}")
 
 
 # Records by silo.

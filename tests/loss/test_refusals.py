@@ -18,11 +18,12 @@ from fedpriv.data.layout import FeatureLayout, InputLayout
 from fedpriv.data.schema import Survival
 from fedpriv.loss.features import augment_objective, orientation_histograms
 from fedpriv.loss.imported import GIVEN_PREFIX, check_outputs, check_per_record, check_record_shape
+from fedpriv.loss.inputs import LabelledView, make_layout_objective
 from fedpriv.loss.layered import make_module_objective
 from fedpriv.loss.losses import CrossEntropy, LossChoice
 from fedpriv.loss.models import MODELS, RidgeStatisticsSettings, SoftmaxSettings, find_model, make_loss_choice
 from fedpriv.loss.module import ModuleObjective
-from fedpriv.loss.objective import Query, Records, make_bfloat16_view
+from fedpriv.loss.objective import Objective, Query, Records, make_bfloat16_view
 from fedpriv.loss.rows import ModuleSettings
 from fedpriv.loss.scores import check_scores
 from fedpriv.loss.views import LocalSteps
@@ -86,6 +87,12 @@ def choose(name: str, classes: int, weights: tuple[float, ...] = (), smoothing: 
     LossChoice(name, None, weights, smoothing).make_loss((), classes)
 
 
+def several(name: str, classes: int, labels: tuple[int, ...] = (), shape: tuple[int, ...] = (2,)) -> Objective:
+    layout = FeatureLayout(6 + (math.prod(labels) if labels else 0), (InputLayout((6,), "numbers"),), labels)
+    net = nn.Sequential(nn.Linear(6, math.prod(shape)), nn.Unflatten(1, shape))
+    return make_layout_objective(net, layout, (6,), LossChoice(name), classes, 0, F64, GIVEN)[0]
+
+
 def score(name: Any, labels: Tensor, *silos: tuple[str, int], regression: bool = False) -> None:
     check_scores((name,), labels, silos, regression=regression)
 
@@ -133,6 +140,13 @@ REFUSED: dict[str, Callable[[], object]] = {
     r"cannot be given a record of 6 values \(shape": lambda: check_outputs(  # takes a batch of one only
         Net(lambda net, x: net.layer(x).view(1, 3), layer=nn.Linear(6, 3)), 6, 3, GIVEN
     ),
+    r"maps one record to shape \(2, 3\), but \(1, 3\) is needed$": lambda: check_outputs(  # two rows for a record
+        Net(lambda net, x: torch.cat([net.layer(x)] * 2), layer=nn.Linear(6, 3)), 6, None, GIVEN
+    ),
+    r"\(1, 2\), but \(1, 1\) is needed: the outputs of the loss 'binary', for labels 0 … 1$":
+        lambda: several("binary", 2),
+    r"\(1, 3, 2\) is needed: the outputs of the loss 'hazard' for each of its labels \(3,\), for labels 0 … 4$":
+        lambda: several("hazard", 5, (3,)),
     "no parameters to train; requires_grad = False for all it has": lambda: check_outputs(
         fedpriv.freeze(nn.Linear(6, 3)), 6, 3, "module-test"),
     "expected a whole number of 1 or more": lambda: adapt(rank=0),
@@ -182,6 +196,18 @@ def test_it_is_refused_in_one_line(line: str) -> None:
     with pytest.raises(InputError, match=line) as caught:
         REFUSED[line]()
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("name", "classes", "shape"), [("cross-entropy", 5, (3, 5)), ("hazard", 5, (3, 2))])
+def test_only_losses_with_an_accuracy_can_be_scored_for_several_labels(
+    name: str, classes: int, shape: tuple[int, ...]
+) -> None:
+    """Before: scores of several hazards failed in the first evaluation, by an AssertionError."""
+    objective = several(name, classes, (3,), shape)
+    assert isinstance(objective, LabelledView)
+    records = Records(torch.zeros(4, 9, dtype=F64), torch.zeros(4))
+    has_accuracy = objective.evaluate(objective.initial(), records).accuracy is not None
+    assert objective.has_accuracy == has_accuracy == (name == "cross-entropy")
 
 
 BACKBONE: dict[str, Any] = {"backbone_weights": "sha256:" + "0" * 64, "feature_norm": 1.0}

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from fedpriv.loss import goldstein
 from fedpriv.loss.estimators import VarianceReducedGradient
+from fedpriv.loss.ghost import GhostObjective
 from fedpriv.loss.goldstein import (
     DirectionWindow,
     GoldsteinView,
@@ -22,7 +23,6 @@ from fedpriv.loss.goldstein import (
     goldstein_measure,
     measure_objective,
 )
-from fedpriv.loss.ghost import GhostObjective
 from fedpriv.loss.linear import PhaseRetrieval, SoftmaxRegression
 from fedpriv.loss.losses import CrossEntropy
 from fedpriv.loss.objective import Batch, Objective, Query, Records
