@@ -112,7 +112,7 @@ class PublicTask:
     There are none if the task was made from the schema of a table alone.
     """
     site_sizes: tuple[tuple[str, int], ...] = field(default=(), kw_only=True)
-    """Name and number of records of each site, in the order of `test`, or empty for test records without sites."""
+    """Name and number of records of each site, in the order of `test`, or empty without sites."""
     label_unit: float = field(default=1.0, kw_only=True)
     """Number of units of a real target that a difference of 1 between labels stands for, 1 for classes."""
     label_shape: tuple[int, ...] = field(default=(), kw_only=True)
@@ -630,7 +630,9 @@ def _partition_rows(data: DataSection, labels: NDArray[np.int64], sizes: list[in
 
 
 def mask_absent_records(records: Records) -> tuple[Records, Tensor]:
-    """Replace the labels of absent records, (..., B), by 0, and return a mask of the present ones, (..., B).
+    """Replace the labels of absent records by 0, and return the mask of the present ones.
+
+    Labels and mask are (..., B).
 
     Guarantee: with weight 0 where a record is absent, its row adds nothing to a sum, whatever the loss is.
     """

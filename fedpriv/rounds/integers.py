@@ -54,7 +54,10 @@ class IntegerSteps:
     """Key of the noise, secret in a deployment and derived from the seed in a simulation."""
 
     def initial_state(self, party: int) -> RoundState:
-        """Return the state before round 1: that of C if the party adds noise, of B if it releases running sums."""
+        """Return the state before round 1.
+
+        A party that adds noise has the state of C, and one that releases running sums the state of B.
+        """
         trust = self.plan.trust
         accumulator = self._strategy.initial_state() if trust.adds_noise(party) else ()
         return RoundState(
