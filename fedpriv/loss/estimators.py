@@ -83,7 +83,7 @@ class Round(NamedTuple):
     clip: Scalar
     """Norm bound on one record's increment, or on its first part with `split`."""
     scale: float
-    """Factor of the gradient in the release, above 0: α_t for `RecursiveGradient`, else 1."""
+    """Factor of the gradient in the release, above 0, such as α_t for `RecursiveGradient`."""
     split: SplitClipping | None = None
     """Clipping of an increment in parts, or None if it is clipped as a whole."""
     local: LocalRound | None = None
@@ -414,8 +414,9 @@ class SplitGradient:
 
     With g a record's gradient, v_q the query at which epoch q starts and x_t this round's query, three vectors are
     clipped separately: α g(v_q), α g(v_q) - α g(v_{q-1}) and α g(x_t) - α g(v_q).  The first is mixed with weight
-    γ, and the second is added to the mixture of one epoch before with weight 1 - γ.  The new mixture and the third
-    are added to a running sum with decay = 1 - α (recursion in fedpriv/rounds/floats.py).
+    γ, and the second is added to the mixture of one epoch before with weight 1 - γ.  In the first epoch the
+    mixture is the first vector alone.  The new mixture and the third are added to a running sum with decay = 1 - α
+    (recursion in fedpriv/rounds/floats.py).
 
     Guarantee: gradients, their changes between epochs and since the epoch's start are clipped to norms `clip`,
     `difference_clip` and `residual_clip`, coefficient included.
