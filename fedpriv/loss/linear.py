@@ -311,8 +311,10 @@ class LeastSquares(LinearScore):
 
         The bound does not hold outside of the ball, so `convex` is False.
         """
-        return (self.radius * self.feature_norm + self.label_bound) * self.feature_norm + (
-            self.penalty * self.radius if self.penalty else 0.0
+        return (
+            (self.radius * self.feature_norm + self.label_bound) * self.feature_norm + self.penalty * self.radius
+            if math.isfinite(self.radius)
+            else math.inf
         )
 
     @property

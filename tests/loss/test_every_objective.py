@@ -176,6 +176,7 @@ def test_constants_bound_gradients_and_their_changes(binary_labels: bool) -> Non
         (LeastSquares(3, 2.0, label_bound=0.5, radius=3.0), (3.0 * 2.0 + 0.5) * 2.0, 4.0),
         (LeastSquares(3, 2.0, label_bound=0.5, radius=3.0, penalty=0.25), 13.0 + 0.25 * 3.0, 4.25),
         (LeastSquares(3, 2.0, radius=math.inf), math.inf, 4.0),
+        (LeastSquares(3, 0.0, radius=math.inf), math.inf, 0.0),
         (LogisticRegression(3, 3.0), 3.0, 9.0 / 4.0),
         (LogisticRegression(3, 3.0, penalty=0.5, convex=False), math.inf, 2.75),
         (SigmoidRegression(3, 2.0, penalty=0.5), math.inf, 2.0 / (3.0 * math.sqrt(3.0)) + 0.5),
