@@ -141,7 +141,7 @@ def compose_prices(prices: Sequence[Price]) -> Price:
     return (
         compose_charges(finite_prices)
         # A sum below 1 that is rounded up could be 1, which is no slack.
-        if len(finite_prices) == len(prices) and sum(price.slack for price in finite_prices) < 1.0 - 1e-9
+        if len(finite_prices) == len(prices) and 1e-9 + sum(price.slack for price in finite_prices) < 1.0
         else None
     )
 

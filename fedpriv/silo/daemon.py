@@ -114,7 +114,7 @@ Further connections are closed.  Four queries are read at a time even if they ta
 _STACK_BYTES = 2**19
 """Stack size of a connection's thread, in bytes."""
 _PATIENCE_SECONDS = 20.0
-"""Longest wait, in seconds, for a header, for the length of a query, and in each step of sending a reply."""
+"""Longest wait, in seconds, for a header, for a query's length, and in each step of sending a reply."""
 _QUERY_SECONDS, _MIN_BYTES_PER_SECOND = 2.0, 2**23
 """Limits of the time to send a query: a number of seconds, plus the query's bytes over the rate.
 

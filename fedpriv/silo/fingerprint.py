@@ -119,8 +119,17 @@ def create_ledger(path: Path, mark: Path, fingerprint: bytes, run: tuple[str, Ch
     with closing(sqlite3.connect(":memory:", isolation_level=None)) as database:
         create_tables(database)
         if run is not None:
-            entry = chain.opening_entry(run[0], *run[1], seal := chain.make_seal(system_key()))
-            first_commit = Commit(1, chain.next_head(first_commit.head, 1, [entry, chain.ending_entry(run[0])]))
+            first_commit = Commit(
+                1,
+                chain.next_head(
+                    first_commit.head,
+                    1,
+                    [
+                        entry := chain.opening_entry(run[0], *run[1], seal := chain.make_seal(system_key())),
+                        chain.ending_entry(run[0]),
+                    ],
+                ),
+            )
             # Commit 1 both opened and ended the run.
             database.execute(
                 "INSERT INTO runs (run_id, cell, mu, slack, seal, entry, opened, over) "
@@ -150,7 +159,8 @@ def check_records(policy: Policy, ledger: SiloLedger, shard: Shard) -> None:
     """
     if not ledger.is_keyed():
         _convert_ledger(policy, ledger, shard)
-    if not is_key_of(key := read_key(policy.shard_key), ledger.fingerprint):
+    key = read_key(policy.shard_key)
+    if not is_key_of(key, ledger.fingerprint):
         raise InputError(
             f"{policy.shard_key}: is not the key that {policy.ledger} was begun with, so nobody knows whether "
             "these are its records: put that key back, or move the ledger into a folder of its own, and `fedpriv "
