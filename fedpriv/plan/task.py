@@ -180,8 +180,8 @@ class ModelInputs:
     """Inputs of a cell's model: the data set, and the map of its records.
 
     A task whose rows are records, before metrics are added, depends only on these inputs, on the number of
-    validation records, and on the data set's files.  `load_task_of_inputs` caches the last two tasks by inputs and
-    number.  A cached task stays as it is if a file changes.
+    validation records, and on the data set's content.  `load_task_of_inputs` caches the last two tasks by inputs
+    and number.  A cached task stays as it is if a file changes.
     """
 
     data_name: str

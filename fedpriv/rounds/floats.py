@@ -1,4 +1,4 @@
-"""A round in floating point, of a simulation, or of a party of a deployment that adds no noise.
+"""A round in floating point: in simulations, in runs without noise, and for means of releases.
 
     s_t = Σ_b weight_b · clip(Σ_k c_k ∇f(query_{t-k}; record b))
     q_t = decay · q_{t-1} + s_t
