@@ -157,7 +157,7 @@ def test_a_ledger_is_refused_after_the_assignment_of_records_to_persons_changed(
     guard_of(path := silo(tmp_path))
     for persons, line in (
         (np.array(PERSONS[::-1]), "not the records"),
-        (np.arange(3), "one number or text for each of 20 records"),
+        (np.arange(3), "one whole number or text for each of 20 records"),
     ):
         change_shard(tmp_path, persons=persons)
         with pytest.raises(InputError, match=line):

@@ -132,7 +132,7 @@ def test_a_scenario_whose_table_schema_differs_from_the_policy_is_refused(
 @pytest.mark.parametrize(
     ("old", "new", "line"),
     [
-        ('"own.csv"', '"own.npz"', r"a \.csv or \.parquet file needs \[table\], and no other has it"),
+        ('"own.csv"', '"own.npz"', r"a table, such as \.csv, needs \[table\], and no other file has it"),
         ("silo = 0", "silo = 0\nclasses = 2", r"with \[table\] leave it out"),
         ("silo = 0", "silo = 1", r"column 'hospital': 'north' is another site than silo 1, 'south'"),
         ("silo = 0", "silo = 2", r"silo = 2, and table\.sites names 2 sites"),
