@@ -443,8 +443,8 @@ def make_exact_plan(
     fitted.
 
     Guarantee: no μ of the result is above the target of the silos that it is for, or in secret participation above
-    the μ that is calibrated to have the target's ε at the cell's δ.  The slack is not above 2^-60, or 2^-61 if the
-    run has another step, too.
+    a μ that is calibrated to have at most the target's ε at the cell's δ.  The slack is not above 2^-60, or 2^-61
+    if the run has another step, too.
 
     Args:
         cell: Cell with a privacy target.
@@ -499,7 +499,8 @@ def make_exact_plan(
             )
         )
         if cell.privacy.shares:  # silos have targets of their own
-            exact = exact.with_budgets(list(map(silo_mu, targets)))
+            # Calibrations of nearly equal targets may come in another order than the targets.
+            exact = exact.with_budgets([max(exact.inputs.mu, silo_mu(target)) for target in targets])
     except InputError as error:
         raise InputError(f"{name}: what it releases cannot be made of integers: {error}") from None
     # A diameter below 2 clips allows for the rounding of increments to units only if a clip has many units.

@@ -60,6 +60,19 @@ def planned(cell: Cell, released: bool = False) -> Plan:
     return make_plan(cell, load_task(cell).objective, for_release=released)
 
 
+@pytest.mark.parametrize("difference", [1e-15, 1e-12])
+def test_silos_with_nearly_equal_shares_release_integers_under_random_allocation(difference: float) -> None:
+    """Calibrations of such shares differ by more than the shares, and in any direction."""
+    shares = [1.0, 1.0 - difference, 1.0 - difference / 2]
+    cell = cell_of(
+        algorithm=ROWS["secret rounds"]["algorithm"],
+        federation={"silos": 3, "rounds": 8, "sampling": "allocation"},
+        privacy={"relation": "replace-one", "epsilon": 1.0, "shares": shares},
+    )
+    exact = planned(cell, released=True).required_exact_plan
+    assert [claim.mu for claim in exact.party_claims] == pytest.approx([exact.claim.mu] * 3, rel=1e-8)
+
+
 def test_a_list_of_privacy_targets_gives_each_silo_its_own_target() -> None:
     """Reshef & Levy's ρ_i (Theorem 5.1): σ_i = 2 S √T/ρ_i, and each target in its own unit."""
     cell = cell_of(privacy={"relation": "replace-one", "rho": [4.0, 1.0, 2.5]})

@@ -137,6 +137,20 @@ def test_the_excess_risk_bound_follows_from_batch_size_dimension_and_noise(small
     assert bound.value == pytest.approx(expected)
 
 
+def test_clients_that_come_by_themselves_have_no_excess_risk_bound(small_cell: MakeCell) -> None:
+    """A round's sum has a fixed denominator, however many clients come: its mean is no gradient."""
+    cell = small_cell(
+        data={"name": "linear-regression"},
+        model={"name": "least-squares"},
+        federation={"clients": 40, "cohort": 5, "rounds": 8, "sampling": "available", "min_separation": 8},
+        algorithm={**SGD, "step": 0.25, "radius": 1.0, "output": "average", "trust": "trusted"},
+        privacy={"relation": "zero-out", "mu": 1.0, "unit": "client", "records": 2},
+    )
+    plan = plan_with(cell, released=False)
+    assert plan.schedule.single_pass
+    assert excess_risk_bound(cell, plan) is None
+
+
 def test_a_plan_counts_the_extra_memory_values_of_its_largest_round(small_cell: MakeCell) -> None:
     """An anchor round has a direction a record, and another round has eight at each of two points."""
     smoothing = {"smoothing": 0.1, "radius": 0.02, "period": 3, "anchor_clip": 20.0, "clip": 5.0, "step": 0.0005}
