@@ -110,7 +110,9 @@ def begin_ledgers(policy: Policy, earlier_charge: SpentBefore | None = None) -> 
 
 
 def policies_with_shards(policy: Policy) -> list[tuple[Policy, Shard]]:
-    """Pair the policy with its training records, and its policy for test records, if any, with the test records.
+    """Pair the policy with its training records, and its policy for test records with the test records.
+
+    The second pair is missing if the policy has no section [evaluation].
 
     Raises:
         InputError: If the records cannot be used, or there are no test records for [evaluation].

@@ -115,9 +115,9 @@ def open_private_socket(path: Path, option: str) -> socket.socket:
 
 
 def watch_socket(path: Path) -> Callable[[], str | None]:
-    """Return a function that returns a fault if the socket at `path` has been replaced or changed since, or None.
+    """Return a function that returns a fault if the socket at `path` is not the one of now, or None.
 
-    A new mode or owner is a change.
+    A socket with a new mode or owner counts as another one.
     """
     first_status = path.stat()
     return lambda: (

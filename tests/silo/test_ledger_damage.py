@@ -108,7 +108,7 @@ def test_guarantee_every_bit_flip_in_a_ledger_without_open_runs_is_refused_in_on
 def test_guarantee_a_bit_flip_in_a_ledger_with_an_open_run_is_refused_or_harmless(
     underway: Path, count: int
 ) -> None:
-    """All rows are the same then, and so is the next answer: nothing is in the room that is set aside for a run."""
+    """All rows are the same then, and so is the next answer: a run's free room holds nothing."""
     snapshot, rows, refusals = Snapshot(underway, count), dump(underway), 0
     (expected,) = ask(guard_of(underway / "silo-0.toml"), "c", 5)
     for bit in snapshot.bits:
