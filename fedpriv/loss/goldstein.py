@@ -461,7 +461,10 @@ _BLOCK_VALUES = 2**22  # of the records' features, once for every model whose gr
 
 
 class MinNormPoint(NamedTuple):
-    """A point of a convex hull, its norm, and a certified lower bound on the norms in the hull."""
+    """A point of a convex hull, its norm, and a certified lower bound on the norms in the hull.
+
+    The numbers are computed in float64, and the bounds hold up to rounding.
+    """
 
     point: Floats
     """Point x, (d,)."""
@@ -477,7 +480,8 @@ def find_min_norm_point(points: Floats) -> MinNormPoint:
     The members are the points whose convex combination is x.  The point of least norm is the first member.  A step
     adds the point g_i of least ⟨g_i, x⟩ to the members, and x becomes the least-norm point of their hull.  The
     algorithm ends when ‖x‖² - ⟨g_i, x⟩ is at most 1e-12 of the largest squared norm of a point, or when g_i is a
-    member already.
+    member already.  It also ends at a step that does not make x shorter, because of rounding, or whose equations
+    are singular.  Such steps occur for points that are nearly in a subspace.
 
     Args:
         points: Points g_i, one or more, whose squared norms are finite in float64.
@@ -498,9 +502,15 @@ def find_min_norm_point(points: Floats) -> MinNormPoint:
         # A point that is a member already could only move the result by rounding.
         if nearest @ nearest - products[farthest] <= _TOLERANCE * largest or farthest in members:
             break
-        members, weights = [*members, farthest], np.append(weights, 0.0)
-        members, weights = _minimize_over_members(points, members, weights, largest)
-        nearest = weights @ points[members]
+        try:
+            next_members, weights = _minimize_over_members(
+                points, [*members, farthest], np.append(weights, 0.0), largest
+            )
+        except np.linalg.LinAlgError:
+            break
+        if not (candidate := weights @ points[next_members]) @ candidate < nearest @ nearest:
+            break
+        members, nearest = next_members, candidate
     norm = float(np.linalg.norm(nearest))
     return MinNormPoint(nearest, norm, max(0.0, float(np.min(points @ nearest)) / norm if norm > 0.0 else 0.0))
 
@@ -523,6 +533,9 @@ def _minimize_over_members(
 
     Returns:
         The remaining members, and their positive weights.
+
+    Raises:
+        LinAlgError: The matrix of a step is singular in floating point.
     """
     while True:
         vectors = points[members]
@@ -532,14 +545,11 @@ def _minimize_over_members(
         target = solution / solution.sum()
         if np.all(target > _SMALL):
             return members, target
-        blocking = target <= _SMALL
         # Share of the way to `target` at which the weight of each blocking member becomes 0.
-        step_shares = np.full(len(members), np.inf)
-        step_shares[blocking] = weights[blocking] / np.maximum(weights[blocking] - target[blocking], _SMALL)
+        step_shares = np.where(target <= _SMALL, weights / np.maximum(weights - target, _SMALL), np.inf)
         first = int(np.argmin(step_shares))
         weights = (1.0 - step_shares[first]) * weights + step_shares[first] * target
-        is_kept = weights > _SMALL
-        is_kept[first] = False
+        is_kept = (weights > _SMALL) & (np.arange(len(members)) != first)
         members, weights = (
             [member for member, is_member_kept in zip(members, is_kept, strict=True) if is_member_kept],
             weights[is_kept],

@@ -108,9 +108,9 @@ def replace_batch_norm(module: nn.Module) -> nn.Module:
     """Replace BatchNorm layers by GroupNorm, whose output for a record depends on this record only.
 
     The number of groups is the largest divisor of the number of channels up to 32.  It is 1 for BatchNorm1d, since
-    its records may have one value a channel, and two such values are about ±1 after they were normalized.  Submodules
-    are replaced in place, at every place where they are used.  A GroupNorm has initial parameters, all trained and
-    of torch's default type.  A lazy BatchNorm that has no channels yet stays.
+    its records may have one value a channel, and two such values are about ±1 after they were normalized.
+    Submodules are replaced in place, at every place where they are used.  A GroupNorm has initial parameters, all
+    trained and of torch's default type.  A lazy BatchNorm that has no channels yet stays.
 
     Args:
         module: Module, whose submodules are replaced.
@@ -458,7 +458,7 @@ def read_weights(weights: str, key: str) -> bytes:
 _CHECKPOINT_KEYS = ("state_dict", "model_state_dict", "model")
 """Keys of a checkpoint, a dictionary of other things as well, under which programs store a state_dict."""
 _WRAPPER_PREFIXES = ("module.", "_orig_mod.", "model.", "")
-"""Prefixes of all names of a state_dict of a wrapper, such as nn.DataParallel, or "" without a wrapper."""
+"""Prefixes of all names in a state_dict of a wrapper such as nn.DataParallel, or "" without one."""
 
 
 def read_state_dict(weights: str, key: str, path: str, module: nn.Module) -> dict[str, Tensor]:

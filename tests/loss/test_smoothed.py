@@ -380,6 +380,15 @@ def test_the_measure_of_an_objective_is_that_of_its_mean_loss() -> None:
     torch.testing.assert_close(result.squeeze(0), expected, rtol=1e-10, atol=1e-12)
 
 
+def test_gradients_that_rounding_moves_out_of_a_subspace_have_a_least_norm() -> None:
+    """Points of a plane, rounded to float32.  Before: an endless loop, or a LinAlgError, for every second seed."""
+    for seed in range(1, 20):
+        draw = np.random.default_rng(seed)
+        plane = draw.normal(size=6) + draw.normal(size=(32, 2)) @ draw.normal(size=(2, 6))
+        result = find_min_norm_point(plane.astype(np.float32).astype(np.float64))
+        assert result.certificate == pytest.approx(result.norm, rel=1e-6)
+
+
 def test_an_evaluation_measures_each_model_at_256_points(monkeypatch: Patch) -> None:
     counts = measure_calls(monkeypatch, goldstein, "compute_mean_gradients", lambda _, loss, at, records: len(at))
     points = torch.stack(near(0.3, 2.0))
