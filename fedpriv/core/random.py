@@ -507,7 +507,9 @@ class RowRandomIntegers:
             blocks, dtype=np.uint64
         )
         bits = np.frombuffer(self._encrypt.update(counters.tobytes()), np.uint64)
-        return (bits.reshape(*rows.shape, -1)[..., : len(choices)] % choices.astype(np.uint64)).astype(np.int64)
+        return (bits.reshape(*rows.shape, 2 * blocks)[..., : len(choices)] % choices.astype(np.uint64)).astype(
+            np.int64
+        )
 
 
 def _random_bits(encrypt: "CipherContext", count: int, party: int, t: int, attempt: int) -> NDArray[np.uint64]:

@@ -150,14 +150,11 @@ def vector_bounds(norm: Tensor) -> NormBounds:
 
 
 def combine_bounds(bounds: Sequence[NormBounds]) -> NormBounds:
-    """Bound increments that consist of several parts, given the bounds of each part.
-
-    The joint norm is not enlarged for the rounding of its own sum, relatively at most (parts / 2 + 2) · 2^-53.
-    """
+    """Bound increments that consist of several parts, given the bounds of each part."""
     norms = torch.stack([part.norm for part in bounds])
     rounding = torch.stack([part.rounding_count * part.rounding_scale for part in bounds]).sum(0)
     return NormBounds(
-        torch.linalg.vector_norm(norms, dim=0),
+        upper_norm(norms, axis=0),
         rounding,
         1.0,
         torch.stack([part.operand_norm for part in bounds]).sum(0),

@@ -213,33 +213,33 @@ class _Unrolled(nn.RNNBase):
     """Recurrent layer that runs its steps one after another."""
 
     def forward(
-        self, values: Tensor | PackedSequence, start: Tensor | RecurrentState | None = None
+        self, input: Tensor | PackedSequence, hx: Tensor | RecurrentState | None = None
     ) -> tuple[Tensor, Tensor | RecurrentState]:
         """Compute the outputs of all steps and the last states of all layers, without dropout.
 
         Args:
-            values: Inputs, (steps, records, features), (records, steps, features) with `batch_first`, or
+            input: Inputs, (steps, records, features), (records, steps, features) with `batch_first`, or
                 (steps, features) of a single record.
-            start: State before the first step, (layers · directions, records, width), or (layers · directions,
+            hx: State before the first step, (layers · directions, records, width), or (layers · directions,
                 width) for a single record, or None for zeros.  For an LSTM it is a pair of hidden values, which
                 have the projected width if there is a projection, and cells.
 
         Returns:
-            The last layer's outputs in the layout of `values`, directions side by side in place of features, and
-            the states after the step that is run last, in the layout of `start`.
+            The last layer's outputs in the layout of `input`, directions side by side in place of features, and
+            the states after the step that is run last, in the layout of `hx`.
 
         Raises:
             InputError: The sequence is packed.
         """
-        if isinstance(values, PackedSequence):
+        if isinstance(input, PackedSequence):
             raise InputError("a packed sequence cannot be used; give the layer the padded one")
-        is_unbatched = values.dim() == 2
+        is_unbatched = input.dim() == 2
         if is_unbatched:
-            values = values.unsqueeze(0 if self.batch_first else 1)
-        steps = values.transpose(0, 1) if self.batch_first else values
+            input = input.unsqueeze(0 if self.batch_first else 1)
+        steps = input.transpose(0, 1) if self.batch_first else input
         state_size = 2 if isinstance(self, nn.LSTM) else 1
         # Hidden values (and cells) with the layers and directions on the first axis.
-        start_state = None if start is None else start if isinstance(start, tuple) else (start,)
+        start_state = None if hx is None else hx if isinstance(hx, tuple) else (hx,)
         last_states: list[RecurrentState] = []
         for layer in range(self.num_layers):
             outputs = []
@@ -286,19 +286,19 @@ class _UnrolledLSTM(_Unrolled, nn.LSTM): ...  # type: ignore[misc]
 class _UnrolledCell(nn.RNNCellBase):
     """One step of a recurrent layer."""
 
-    def forward(self, values: Tensor, start: Tensor | RecurrentState | None = None) -> Tensor | RecurrentState:
+    def forward(self, input: Tensor, hx: Tensor | RecurrentState | None = None) -> Tensor | RecurrentState:
         """Compute the next hidden values, (..., width), or a pair of hidden values and cells for an LSTM.
 
         Args:
-            values: Input of the step, (..., features).
-            start: State before the step, in the form of the result, or None for zeros.
+            input: Input of the step, (..., features).
+            hx: State before the step, in the form of the result, or None for zeros.
         """
         state_size = 2 if isinstance(self, nn.LSTMCell) else 1
-        if start is None:
-            state: RecurrentState = (values.new_zeros(*values.shape[:-1], self.hidden_size),) * state_size
+        if hx is None:
+            state: RecurrentState = (input.new_zeros(*input.shape[:-1], self.hidden_size),) * state_size
         else:
-            state = start if isinstance(start, tuple) else (start,)
-        input_part = functional.linear(values, self.weight_ih, self.bias_ih)
+            state = hx if isinstance(hx, tuple) else (hx,)
+        input_part = functional.linear(input, self.weight_ih, self.bias_ih)
         next_state = _find_step(self)(input_part, functional.linear(state[0], self.weight_hh, self.bias_hh), state)
         return next_state if state_size == 2 else next_state[0]
 
@@ -315,15 +315,15 @@ class _LSTMCell(_UnrolledCell, nn.LSTMCell): ...  # type: ignore[misc]
 class _DenseEmbedding(nn.Embedding):
     """Table of embeddings whose gradient is not sparse."""
 
-    def forward(self, tokens: Tensor) -> Tensor:
-        return functional.embedding(tokens, self.weight, self.padding_idx)
+    def forward(self, input: Tensor) -> Tensor:
+        return functional.embedding(input, self.weight, self.padding_idx)
 
 
 class _GatherEmbeddingBag(nn.EmbeddingBag):
     """Table of embeddings that reduces the rows of each record's tokens by sum, mean or maximum."""
 
     def forward(
-        self, tokens: Tensor, offsets: Tensor | None = None, per_sample_weights: Tensor | None = None
+        self, input: Tensor, offsets: Tensor | None = None, per_sample_weights: Tensor | None = None
     ) -> Tensor:
         """Reduce the table's rows of each record's tokens to their sum, mean or maximum, (B, width).
 
@@ -331,21 +331,21 @@ class _GatherEmbeddingBag(nn.EmbeddingBag):
         number by which a mean is divided.  A record of such tokens alone gets zeros.
 
         Args:
-            tokens: Row of the table for each token, (B, tokens) with one token or more.
+            input: Row of the table for each token, (B, tokens) with one token or more.
             offsets: Argument of torch's layer, which has to be None.
             per_sample_weights: Factors of the rows under "sum" and "mean", (B, tokens), or None for factors of 1.
                 A mean is divided by the number of tokens, whatever their factors.  "max" does not read them.
 
         Raises:
-            InputError: There are offsets, or tokens are not (B, tokens).
+            InputError: There are offsets, or the input is not (B, tokens).
         """
-        if offsets is not None or tokens.dim() != 2:
+        if offsets is not None or input.dim() != 2:
             raise InputError(
                 "an EmbeddingBag with offsets cannot be used; give it tokens of shape (records, tokens) only"
             )
-        rows = functional.embedding(tokens, self.weight, self.padding_idx)  # (B, tokens, width)
+        rows = functional.embedding(input, self.weight, self.padding_idx)  # (B, tokens, width)
         is_counted = (
-            torch.ones_like(tokens, dtype=torch.bool) if self.padding_idx is None else tokens != self.padding_idx
+            torch.ones_like(input, dtype=torch.bool) if self.padding_idx is None else input != self.padding_idx
         )
         if self.mode == "max":
             largest = rows.masked_fill(~is_counted.unsqueeze(-1), -torch.inf).max(1).values

@@ -112,8 +112,9 @@ def _price_charge(charge: Charge, relation: str, unit: str) -> Price:
     if not charged_unit.covers(make_unit(unit)):
         return None  # One `unit` may have any number of the charged units.
     exchanged = relation_named(relation) == "replace-one" or charged_unit.name != unit
-    steps = 2 if exchanged and charged_relation == "zero-out" else 1
-    return price_at_distance(ApproximateGDP(charge.mu, charge.slack), steps)
+    return price_at_distance(
+        ApproximateGDP(charge.mu, charge.slack), 2 if exchanged and charged_relation == "zero-out" else 1
+    )
 
 
 def why_over_budget(budget: LifetimeBudget, earlier_prices: Sequence[Price], run_price: Price) -> str | None:

@@ -15,6 +15,7 @@ import queue
 import shutil
 import signal
 import socket
+import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -224,8 +225,7 @@ class RequestQueue:
         """
         self._policy, self._guards = policy, guards
         self._requests: queue.SimpleQueue[PendingRequest] = queue.SimpleQueue()
-        self._events = GuardEvents()
-        self._collects_metrics = collects_metrics
+        self._events, self._collects_metrics = GuardEvents(), collects_metrics
         self._metrics = self._collect_metrics()
         self._start_time: float | None = None  # of the request that is answered now
         self.why_unreachable: Callable[[], str | None] = lambda: None  # of a queue without a socket
@@ -268,9 +268,10 @@ class RequestQueue:
         """
         request = self._requests.get()
         self._start_time = start_time = time.monotonic()
-        reply = self._answer_or_refuse(request)
-        # Metrics change at the end of the tick, like the reply.
-        metrics = self._collect_metrics()
+        reply, metrics = self._answer_or_refuse(request), self._metrics
+        # Metrics change at the end of the tick, like the reply, and not at all if the ledger cannot be read.
+        with suppress(InputError, RunError, OSError, sqlite3.Error):
+            metrics = self._collect_metrics()
         if (tick := self._policy.allow.tick) > 0.0:
             time.sleep((start_time - time.monotonic()) % tick)
         self._metrics = metrics

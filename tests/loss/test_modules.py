@@ -348,6 +348,7 @@ def test_a_cell_is_torchs(make: Callable[..., nn.RNNCellBase]) -> None:
         state = cell(values)
         assert same(make_vmap_module(cell)(values), state)
         assert same(make_vmap_module(cell)(values, state), cell(values, state))
+        assert same(make_vmap_module(cell)(hx=state, input=values), cell(values, state))
 
 
 @pytest.mark.parametrize("mode", ["sum", "mean", "max"])
@@ -359,3 +360,12 @@ def test_a_bag_is_torchs(mode: Any, padding: int | None) -> None:
     weights: list[Tensor | None] = [None, torch.randn(3, 4, dtype=F64)] if mode == "sum" else [None]
     for each in weights:
         assert same(make_vmap_module(bag)(words, None, each), bag(words, None, each))
+        assert same(make_vmap_module(bag)(input=words, per_sample_weights=each), bag(words, None, each))
+
+
+def test_tables_and_recurrent_layers_take_the_keywords_of_torch() -> None:
+    torch.manual_seed(0)
+    table, layer = nn.Embedding(3, 2), nn.LSTM(2, 2)
+    words, values = torch.tensor([1, 0]), torch.randn(4, 1, 2)
+    assert same(make_vmap_module(table)(input=words), table(words))
+    assert same(make_vmap_module(layer)(input=values, hx=None)[0], layer(values)[0])

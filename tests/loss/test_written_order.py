@@ -186,7 +186,17 @@ def test_parts_are_bounded_by_their_norms_and_all_their_roundings() -> None:
     assert one == NormBounds(torch.tensor([6.0]), torch.tensor([6.0]), 4.0, torch.tensor([11.0]))
     assert two == NormBounds(torch.tensor([8.0]), torch.tensor([8.0]), 4.0, torch.tensor([8.0]))
     both = torch.tensor([10.0]), torch.tensor([4.0 * 6.0 + 4.0 * 8.0]), 1.0, torch.tensor([19.0])
-    assert combine_bounds([one, two]) == NormBounds(*both)
+    joined = combine_bounds([one, two])
+    assert torch.allclose(joined.norm, both[0].double(), rtol=1e-12, atol=0.0)
+    assert joined[1:] == both[1:]
+
+
+def test_guarantee_many_small_parts_beside_a_large_one_stay_within_the_clip() -> None:
+    """Squares of 1e-16 beside 1 are lost one by one in float64, and 1,999 of them are not."""
+    parts = [torch.ones(1, 1, dtype=WIDE), *(torch.full((1, 1), 1e-8, dtype=WIDE) for _ in range(1999))]
+    bounds = combine_bounds([vector_bounds(upper_norm(part)) for part in parts])
+    factor = compute_clipping(bounds, torch.ones(1, dtype=WIDE), 0.5).factor
+    assert sum(Fraction(float(part * factor)) ** 2 for part in parts) <= Fraction(1, 4)
 
 
 @pytest.mark.parametrize(("dtype", "limit", "tolerance"), [(NARROW, 2.0**50, 1e-4), (WIDE, 2.0**400, 1e-9)])

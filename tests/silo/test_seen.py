@@ -6,6 +6,7 @@ import logging
 import math
 import re
 import socket
+import sqlite3
 import stat
 import threading
 import time
@@ -25,6 +26,7 @@ from fedpriv.protocol.messages import SERVER_CHECKPOINTS
 from fedpriv.silo import daemon
 from fedpriv.silo.admission import Charge
 from fedpriv.silo.daemon import PendingRequest, Reply, RequestQueue
+from fedpriv.silo.guard import Guard
 from fedpriv.silo.guards import begin_ledgers, open_guards
 from fedpriv.silo.ledger import LedgerError
 from fedpriv.silo.metrics import ServiceMetric, format_metrics, serve_metrics
@@ -57,6 +59,21 @@ def ask(desk: RequestQueue, run: str, t: int, text: str = "", **header: Any) -> 
     desk._requests.put(PendingRequest(asked, bytearray(ZERO.numpy().tobytes()), reply))
     desk.answer_next_request()
     return reply.result().header
+
+
+def test_a_ledger_that_cannot_be_read_for_metrics_leaves_the_guard_at_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The reply goes out, and the metrics stay those of the request before."""
+    desk = desk_of(tmp_path)
+    before = values(desk)
+
+    def fail(_: object) -> None:
+        raise sqlite3.OperationalError("disk I/O error")
+
+    monkeypatch.setattr(Guard, "budget_status", property(fail))
+    ask(desk, "5f0c", 1)
+    assert values(desk) == before
 
 
 def asked_all(desk: RequestQueue) -> None:
