@@ -294,27 +294,14 @@ class SiloLedger:
                 require(chain.digest_state(run.key, run.state) == last_state_digest(self._database, run_id))
         return run
 
-    def open_run(self, run_id: str, charge: Charge, key: bytes, room: int = 0) -> None:
-        """Store a new run with its charge and its key, in a block of `transaction`.
-
-        Args:
-            run_id: Name of the new run.
-            charge: Scenario and price of the run.
-            key: Key of the run.
-            room: Bytes that the run adds.  They are set aside now, beside what is free already, up to `MAX_ROOM`
-                bytes in all, so that the file does not grow later.
-        """
+    def open_run(self, run_id: str, charge: Charge, key: bytes) -> None:
+        """Store a new run with its charge and its key, in a block of `transaction`."""
         seal = chain.make_seal(key)
         self._pending_entries.append(entry := chain.opening_entry(run_id, *charge, seal))
         self._database.execute(
             "INSERT INTO runs (run_id, cell, mu, slack, opened, seal, entry, key) VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
             (run_id, *charge, self._commit_number, seal, entry.digest, key),
         )
-        # SQLite keeps the pages of a value that was erased, and fills them before the file grows.  Pages that are
-        # free already may have been set aside for another run.
-        free = "(SELECT freelist_count * page_size FROM pragma_freelist_count, pragma_page_size)"
-        for state in (f"zeroblob(min({room} + {free}, {MAX_ROOM}))", "NULL"):
-            self._database.execute(f"UPDATE runs SET state = {state} WHERE run_id = ?", (run_id,))
 
     def find_answer(self, run_id: str, t: int) -> AnswerRow | None:
         """Return the row of a round, or None if no query of the round is stored.
@@ -335,8 +322,21 @@ class SiloLedger:
                 require(chain.digest_reply(blind, reply) == reply_digest)
         return AnswerRow(query, reply, answer_commit is not None)
 
-    def record_query(self, run_id: str, t: int, query: bytes) -> None:
-        """Store the digest of round t's query, in a block of `transaction`."""
+    def record_query(self, run_id: str, t: int, query: bytes, room: int = 0) -> None:
+        """Store the digest of round t's query, in a block of `transaction`.
+
+        Args:
+            run_id: Name of an open run.
+            t: Round, or 0 for the public key.
+            query: Digest of the query.
+            room: Bytes that the run adds to the ledger, for the query before its first reply, or 0.  They are set
+                aside now, so that the file does not grow later, up to `MAX_ROOM` free bytes in all.
+        """
+        # SQLite keeps the pages of a value that was erased, and fills them before the file grows.  Pages that are
+        # free already may have been set aside for another run.
+        free = "(SELECT freelist_count * page_size FROM pragma_freelist_count, pragma_page_size)"
+        for state in (f"zeroblob(min({room} + {free}, {MAX_ROOM}))", "NULL") if room else ():
+            self._database.execute(f"UPDATE runs SET state = {state} WHERE run_id = ?", (run_id,))
         self._database.execute(
             "INSERT INTO answers (run_id, t, query, asked) VALUES (?, ?, ?, ?)",
             (run_id, t, query, self._commit_number),

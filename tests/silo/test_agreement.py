@@ -2,7 +2,6 @@
 
 import errno
 import hashlib
-import json
 import os
 import shutil
 from pathlib import Path

@@ -1,6 +1,8 @@
 """What a guard keeps from round to round, for every mechanism that it accepts, and for several runs at once."""
 
 import json
+import math
+import shutil
 import socket
 import struct
 from collections.abc import Iterator
@@ -21,7 +23,7 @@ from fedpriv.noise.series import Workload
 from fedpriv.rounds.round import RoundState
 from fedpriv.silo.admission import Charge
 from fedpriv.silo.guard import Guard, room_of_run
-from fedpriv.silo.ledger import LedgerError
+from fedpriv.silo.ledger import LedgerError, SiloLedger
 from fedpriv.silo.masks import Masker
 from fedpriv.silo.rows import KEPT_REPLIES, MAX_ROOM
 from fedpriv.silo.silo import pack_state, unpack_state
@@ -119,7 +121,7 @@ def test_an_open_run_is_checked_against_the_budget_again_when_another_run_was_ch
 
 
 def test_a_ledger_keeps_its_size_from_round_to_round_of_a_run(tmp_path: Path) -> None:
-    """Rows of all rounds have their room from the opening on, and only the last replies are kept."""
+    """Rows of all rounds have their room from the first query on, and only the last replies are kept."""
     guard = guard_for(tmp_path, *random_records(160), budget=100.0)
     cell, sizes = scenario(federation__rounds=60, federation__epochs=60), list[int]()
     for t in range(1, 60):
@@ -148,15 +150,38 @@ def test_a_second_run_leaves_the_room_of_the_first_one_free(tmp_path: Path) -> N
     with guard._ledger.lock():
         for name in ("first", "second", "third"):
             with guard._ledger.transaction():
-                guard._ledger.open_run(name, Charge("{}", 0.1, 0.0), bytes(32), 10**7)
+                guard._ledger.open_run(name, Charge("{}", 0.1, 0.0), bytes(32))
+                guard._ledger.record_query(name, 1, bytes(32), 10**7)
         assert (tmp_path / "ledger-0.sqlite").stat().st_size > 3 * 10**7
         with guard._ledger.transaction():
-            guard._ledger.open_run("fourth", Charge("{}", 0.1, 0.0), bytes(32), 2**40)
+            guard._ledger.open_run("fourth", Charge("{}", 0.1, 0.0), bytes(32))
+            guard._ledger.record_query("fourth", 1, bytes(32), 2**40)
     assert MAX_ROOM < (tmp_path / "ledger-0.sqlite").stat().st_size < MAX_ROOM + 10**6
 
 
+def test_a_refused_first_query_sets_no_room_aside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a server could make a silo write 128 MB a request, for runs that are never charged."""
+    guard, cell, rooms = guard_for(tmp_path, *random_records()), scenario(), list[object]()
+    monkeypatch.setattr(SiloLedger, "record_query", lambda *given: rooms.append(given))
+    refused(guard, "", cell, 1, zeros() * math.nan)
+    assert rooms == []
+
+
+def test_a_run_under_way_needs_no_free_disk_to_be_asked_for_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its room was set aside, and a server that was started again asks before it goes on."""
+    guard, cell = guard_for(tmp_path, *random_records(), budget=9.0), scenario()
+    guard.answer("run", cell, 1, zeros())
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=0))
+    guard.preview_admission("run", cell)
+    with pytest.raises(LedgerError, match="No space left on device"):
+        guard.preview_admission("other", cell)
+
+
 def test_the_last_replies_of_an_open_run_are_repeated_and_earlier_ones_are_refused(tmp_path: Path) -> None:
-    """A killed server asks for its last round again; what no server asks for is not kept on the disk."""
+    """A killed server asks for its last round again; what no server asks for is not in the ledger."""
     guard, cell = guard_for(tmp_path, *random_records(), budget=9.0), scenario()
     replies = [guard.answer("run", cell, t, zeros()) for t in range(1, 8)]
     again = guard_of(tmp_path / "silo-0.toml")

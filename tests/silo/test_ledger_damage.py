@@ -44,11 +44,13 @@ def refuse(guard: Guard, reason: str, run: str, t: int, error: type[Exception] =
 def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A silo with two runs that are over, and one with a third that is under way."""
     folder = tmp_path_factory.mktemp("silos")
-    guard = guard_for(folder / "rest", *random_records(), budget=100.0)
-    for run in ("a", "b"):
-        ask(guard, run, *range(1, 9))
-    shutil.copytree(folder / "rest", folder / "underway")
-    ask(guard_of(folder / "underway" / "silo-0.toml"), "c", *range(1, 5))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("fedpriv.silo.ledger.MAX_ROOM", 0)  # so that few flips are of free pages
+        guard = guard_for(folder / "rest", *random_records(), budget=100.0)
+        for run in ("a", "b"):
+            ask(guard, run, *range(1, 9))
+        shutil.copytree(folder / "rest", folder / "underway")
+        ask(guard_of(folder / "underway" / "silo-0.toml"), "c", *range(1, 5))
     return folder
 
 
@@ -108,7 +110,7 @@ def test_guarantee_every_bit_flip_in_a_ledger_without_open_runs_is_refused_in_on
 def test_guarantee_a_bit_flip_in_a_ledger_with_an_open_run_is_refused_or_harmless(
     underway: Path, count: int
 ) -> None:
-    """All rows are the same then, and so is the next answer: a run's free room holds nothing."""
+    """All rows are the same then, and so is the next answer: SQLite's pages have room that nothing is in."""
     snapshot, rows, refusals = Snapshot(underway, count), dump(underway), 0
     (expected,) = ask(guard_of(underway / "silo-0.toml"), "c", 5)
     for bit in snapshot.bits:
@@ -121,7 +123,7 @@ def test_guarantee_a_bit_flip_in_a_ledger_with_an_open_run_is_refused_or_harmles
             assert dump(underway) == rows, bit
             assert torch.equal(ask(guard, "c", 5)[0], expected), bit
             guard._ledger.close()
-    assert refusals > 0.5 * count
+    assert refusals > 0.85 * count
 
 
 def dump(folder: Path) -> list[object]:
