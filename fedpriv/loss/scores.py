@@ -54,7 +54,7 @@ class ScoreKind:
     regression: bool
     """Whether labels are real numbers."""
     why_undefined: Callable[[Tensor], str | None]
-    """Function from labels (n,) to the reason why they have no such score, or to None if they have one.
+    """Function from labels (n,) to the reason why the score is left out or refused for them, or to None.
 
     The reason does not depend on a model's outputs.
     """
@@ -76,7 +76,7 @@ def auc(outputs: Tensor, labels: Tensor) -> Tensor:
         labels: Classes, (n,), of which at least two occur.
 
     Returns:
-        The area in 0 … 1 for each model, (...).
+        The area in 0 … 1 for each model, (...), or NaN if the order of scores is not known because one is NaN.
     """
     scores = to_logits(outputs)
     if scores.shape[-1] == 2:
@@ -93,8 +93,8 @@ def auc(outputs: Tensor, labels: Tensor) -> Tensor:
 def _auc(scores: Tensor, positive: Tensor) -> Tensor:
     """Compute the Mann-Whitney statistic of scores (..., n), from the ranks of the positive records.
 
-    With P positive records of n, the statistic is (Σ ranks - P (P + 1)/2) / (P (n - P)), shape (...).  Equal
-    scores have the mean of their ranks.
+    With P positive records of n, the statistic is (Σ ranks - P (P + 1)/2) / (P (n - P)), shape (...), or NaN if a
+    score is NaN.  Equal scores have the mean of their ranks.
 
     Args:
         scores: Scores of all records, (..., n).
@@ -110,7 +110,8 @@ def _auc(scores: Tensor, positive: Tensor) -> Tensor:
     )
     count = positive_scores.shape[-1]
     wins = ((below_counts + up_to_counts + 1.0) / 2.0).sum(-1) - count * (count + 1) / 2.0
-    return (wins / (count * (len(positive) - count))).to(scores.dtype)
+    areas = (wins / (count * (len(positive) - count))).to(scores.dtype)
+    return areas.where(~sorted_scores[..., -1].isnan(), torch.nan)  # NaN is sorted to the end
 
 
 def _sorted(scores: Tensor) -> Tensor:
@@ -273,7 +274,7 @@ class ScoreView(EvaluationView):
             for name in self.scores
             if not self.silos or SCORES[name].why_undefined(records.labels) is None
         }
-        # Labels may be scaled.  The mean absolute error alone is in their unit, and is put into the target's own.
+        # Labels may be scaled.  Of the scores, the mean absolute error alone depends on their unit.
         if "test_mae" in score_metrics:
             score_metrics["test_mae"] = score_metrics["test_mae"] * self.label_unit
         return evaluation._replace(metrics={**evaluation.metrics, **score_metrics})
@@ -334,8 +335,9 @@ class SummedScores(View):
     Increments have the bound `norm` and are not clipped: the arguments `clip` and the query's coefficients are not
     used.
 
-    Guarantee: before its weight is applied, an increment is a function of its own record and the model, and its
-    norm is at most `norm`, whatever the model is: a loss of NaN or inf counts as `loss_bound`, and -inf as 0.
+    Guarantee: before its weight is applied, an increment is a function of its own record and the model, but for
+    rounding in `base`, and its norm is at most `norm`, whatever the model is: a loss of NaN or inf counts as
+    `loss_bound`, and -inf as 0.
     """
 
     loss_bound: float
@@ -386,7 +388,8 @@ class SummedScores(View):
 
         The last column is the loss divided by `loss_bound`, clamped to [0, 1], minus 1/2.  For a classification,
         the first one is the share of right predictions minus 1/2.  If its records have a single label, the loss is
-        the cross-entropy, whichever loss the model is trained with.
+        the cross-entropy, whichever loss the model is trained with.  For another model it is that of `losses`,
+        which includes a penalty.
 
         Args:
             model: Models, (..., d).
@@ -433,8 +436,9 @@ def make_summed_scores(base: Objective, loss_bound: float, *, classes: bool) -> 
         classes: Whether the model is a classification.
 
     Raises:
-        InputError: The model has no outputs or losses record by record, or several class labels and a loss that
-            does not say which predictions are right.
+        InputError: The class of `base` takes its outputs, or without `classes` its losses, from `Deterministic`,
+            which has none.  Or there are several class labels and a loss that does not say which predictions are
+            right.
     """
     name = "outputs" if classes else "losses"
     # The methods of `Deterministic` raise, so that a class without its own has no outputs or losses.

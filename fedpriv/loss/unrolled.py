@@ -22,11 +22,11 @@ from torch.nn.utils.rnn import PackedSequence
 from fedpriv.core.errors import InputError
 
 RecurrentState = tuple[Tensor, ...]
-"""Hidden values, and the cells for an LSTM, (records, width) each."""
+"""Hidden values, and the cells for an LSTM."""
 CellFunction = Callable[[Tensor, Tensor, RecurrentState], RecurrentState]
 """Next state from the input's part of the gates, the hidden values' part, and the state.
 
-The parts are W_ih x + b_ih and W_hh h + b_hh, (records, gates · width) each, for inputs x and hidden values h.
+The parts are W_ih x + b_ih and W_hh h + b_hh, (..., gates · width) each, for inputs x and hidden values h.
 """
 
 
@@ -71,7 +71,8 @@ def _run_layer(
         values: Inputs, (steps, records, features), or (records, steps, features) if `batch_first`.
         state: State before the first step, (layers · directions, records, width).  For an LSTM it is a pair of
             hidden values and cells.
-        weights: W_ih and W_hh, then b_ih and b_hh if `biases`, for each direction of each layer in turn.
+        weights: W_ih and W_hh, then b_ih and b_hh if `biases`, then a projection if the hidden values of `state`
+            have another width than its cells, for each direction of each layer in turn.
         biases: Whether there are biases.
         layers: Number of layers, of which each gets the outputs of the one before.
         dropout: Probability with which an output is dropped between two layers in training.
@@ -80,9 +81,9 @@ def _run_layer(
         batch_first: Whether records come before steps.
 
     Returns:
-        The last layer's outputs at all steps, in the layout of `values`, with directions · width in place of
-        features.  Then the hidden values after the step that is run last (and its cells for an LSTM), (layers ·
-        directions, records, width) each.
+        The last layer's outputs at all steps, in the layout of `values`, with the hidden values of all directions
+        side by side in place of features.  Then the hidden values after the step that is run last (and its cells
+        for an LSTM), in the layout of `state`.
 
     Raises:
         RuntimeError: The arguments are those for a packed sequence.
@@ -92,7 +93,9 @@ def _run_layer(
     if not states[0].is_floating_point():
         raise RuntimeError("a packed sequence, whose records have a number of steps each")
     steps = values.transpose(0, 1) if batch_first else values
-    layer_weights = [weights[start : start + 2 + 2 * biases] for start in range(0, len(weights), 2 + 2 * biases)]
+    # Only a projection makes hidden values narrower than cells.
+    count = 2 + 2 * biases + (states[0].shape[-1] != states[-1].shape[-1])
+    layer_weights = [weights[start : start + count] for start in range(0, len(weights), count)]
     last_states: list[RecurrentState] = []  # of the runs so far, so that its length is the next run's index
     for layer in range(layers):
         direction_runs = [
@@ -100,8 +103,9 @@ def _run_layer(
                 cell,
                 steps,
                 tuple(part[len(last_states) + direction] for part in states),
-                layer_weights[len(last_states) + direction],
+                layer_weights[len(last_states) + direction][: 2 + 2 * biases],
                 bool(direction),
+                *layer_weights[len(last_states) + direction][2 + 2 * biases :],
             )
             for direction in range(1 + bidirectional)
         ]
@@ -109,8 +113,10 @@ def _run_layer(
         if dropout and train and layer < layers - 1:
             steps = functional.dropout(steps, dropout)
         last_states += [last_state for _, last_state in direction_runs]
-    outputs = steps.transpose(0, 1) if batch_first else steps
-    return outputs, *(torch.stack(parts) for parts in zip(*last_states, strict=True))
+    return (
+        steps.transpose(0, 1) if batch_first else steps,
+        *(torch.stack(parts) for parts in zip(*last_states, strict=True)),
+    )
 
 
 def _run_direction(

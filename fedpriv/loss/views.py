@@ -53,7 +53,7 @@ from fedpriv.loss.objective import (
 )
 from fedpriv.participation.orders import Dependence, declared_dependence
 
-_CHUNK_VALUES = 2**21  # of the vectors of a chunk's units, which are clipped faster while they fit into a cache
+_CHUNK_VALUES = 2**21  # vectors and features of a chunk's units, clipped faster while they fit into a cache
 
 
 @dataclass(frozen=True)
@@ -64,8 +64,8 @@ class PerUnit(View):
     with absent labels (`absent_label`).
 
     Guarantee: one unit moves the sum by at most its weight times the clip under zero-out and twice that under
-    replace-one, whatever its records are, how many of the m it has, and what the loss is: its mean is clipped as a
-    whole.  A unit's contribution does not depend on other units.  The constants of `base` hold, since a mean of
+    replace-one, whatever its records are, how many of the m it has, and what the loss is: its vector is clipped as
+    a whole.  A unit's contribution does not depend on other units.  The constants of `base` hold, since a mean of
     gradients is no longer than the longest, and likewise for differences of gradients.
     """
 
@@ -97,16 +97,14 @@ class PerUnit(View):
         # A chunk of units at a time bounds the memory, since every unit has a vector of d values.
         records, weights = batch
         axis, unit_count = records.labels.dim() - 2, records.labels.shape[-2]
-        values_per_unit = query.points[0].shape[-1] + records.features[..., 0, :, :].numel() // max(
-            1, self._leading_size(records)
-        )
+        values_per_unit = query.points[0].shape[-1] + math.prod(records.features.shape[-2:])
         chunk_size = max(
             1,
             max_values_at_once(_CHUNK_VALUES, weights.device)
-            // (values_per_unit * max(1, self._leading_size(records))),
+            // (values_per_unit * max(1, math.prod(records.labels.shape[:-2]))),
         )
-        total: Tensor | float = 0.0
-        clipped: Tensor | int = 0
+        total = torch.zeros_like(query.points[0], dtype=weights.dtype)
+        clipped = query.points[0].new_zeros(query.points[0].shape[:-1], dtype=torch.int64)
         for start in range(0, unit_count, chunk_size):
             span = min(chunk_size, unit_count - start)
             chunk = Records(*(column.narrow(axis, start, span) for column in records))
@@ -117,8 +115,6 @@ class PerUnit(View):
             clipped = clipped + (
                 is_clipped_before if clipping.is_clipped is None else clipping.is_clipped | is_clipped_before
             ).sum(-1)
-        assert isinstance(total, Tensor)
-        assert isinstance(clipped, Tensor)
         return Increment(total, clipped)
 
     def per_record(self, query: Query, batch: Batch, rows: Tensor, clip: float) -> Tensor:
@@ -161,9 +157,6 @@ class PerUnit(View):
         return self.base.increment(
             Query(points, query.coefficients), Batch(present_records, record_weights), UNCLIPPED
         )
-
-    def _leading_size(self, records: Records) -> int:
-        return records.labels[..., 0, 0].numel()
 
 
 def absent_label(labels: Tensor) -> float | int:
@@ -261,7 +254,7 @@ class LocalSteps(View):
 
     A step takes the next `batch` rows in cyclic order, or all if `batch` is None or larger than their number, and
     subtracts `step` times the mean gradient of the present records (of weight above 0) among them.  A step without
-    present records moves nothing.  Clients train side by side, on leading axes of the records, each with a model
+    present records moves nothing, unless a subclass has other steps.  Clients train side by side, on leading axes of the records, each with a model
     of its own.
 
     The class is for units (`PerUnit`), which clip its increment as a whole.  A subclass that overrides
@@ -327,8 +320,8 @@ class LocalSteps(View):
     def local_gradient(self, model: Tensor, start: Tensor, records: Records, weights: Tensor) -> Tensor:
         """Compute the direction against which each client takes a step, here the gradient of its mean loss.
 
-        Override it for a local step of your own.  The result may be any function of its arguments: the whole
-        displacement is clipped afterwards.
+        Override it for a local step of your own.  A client's direction may be any function of its own model,
+        records and weights, and of none of another client: the client's whole displacement is clipped afterwards.
 
         Args:
             model: Model of each client before the step, (..., d).

@@ -161,6 +161,15 @@ def test_auc_of_two_classes_counts_the_pairs_that_are_in_order() -> None:
     assert auc(whole.bfloat16(), BINARY).tolist() == pytest.approx(auc(whole, BINARY).tolist(), abs=2**-8)
 
 
+def test_auc_is_nan_if_a_score_is_nan() -> None:
+    """Positions of NaN in a sorted row would make an area of more than 1."""
+    for classes, labels in ((2, BINARY), (3, LABELS)):
+        outputs = MANY[..., :classes].clone()
+        outputs[0] = math.nan
+        outputs[1, 4] = math.nan
+        assert auc(outputs, labels).isnan().tolist() == [True, True, *[False] * (len(MANY) - 2)]
+
+
 def test_auc_of_several_classes_is_the_mean_of_each_against_the_rest() -> None:
     expected = [sum(wins(row.softmax(-1)[:, each], each == LABELS) for each in range(3)) / 3 for row in MANY]
     assert auc(MANY, LABELS).tolist() == pytest.approx(expected, abs=1e-12)

@@ -327,6 +327,18 @@ def test_a_recurrent_function_without_its_layer_is_torchs(
         )
 
 
+@pytest.mark.filterwarnings("ignore:LSTM with projections is not supported with oneDNN")
+@pytest.mark.parametrize("steps", [1, 3])
+@pytest.mark.parametrize(("layers", "both", "bias"), [(1, False, True), (2, True, False)])
+def test_a_recurrent_function_with_a_projection_is_torchs(steps: int, layers: int, both: bool, bias: bool) -> None:
+    torch.manual_seed(0)
+    layer = nn.LSTM(3, 4, layers, bias=bias, bidirectional=both, proj_size=2).double()
+    state = [torch.randn(layers * (1 + both), 2, width, dtype=F64) for width in (2, 4)]
+    values, settings = torch.randn(steps, 2, 3, dtype=F64), (bias, layers, 0.0, False, both, False)
+    expected = torch.lstm(values, state, list(layer.parameters()), *settings)
+    assert same(UNROLLED_FUNCTIONS[torch.lstm](values, state, list(layer.parameters()), *settings), expected)
+
+
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_a_function_of_one_step_is_torchs(name: str) -> None:
     torch.manual_seed(0)

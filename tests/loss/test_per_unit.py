@@ -11,7 +11,7 @@ from torch import Tensor
 import fedpriv.loss.views
 from fedpriv.loss.linear import SoftmaxRegression
 from fedpriv.loss.models import find_model
-from fedpriv.loss.objective import Objective, Query, Records
+from fedpriv.loss.objective import Batch, Objective, Query, Records
 from fedpriv.loss.views import LocalSteps, PerUnit, QuantileClip, absent_label, is_absent, joint_clip
 from tests.loss.builders import (
     F64,
@@ -198,6 +198,17 @@ def test_a_unit_without_records_adds_nothing_and_is_not_clipped(quantile: bool) 
     result = sum_increments(unit, ones(unit.dimension), records, joint_clip(0.4), 1.0 - all_but(UNITS, 2))
     assert float(result.total.norm()) == 0.0
     assert int(result.clipped_count) == 0
+
+
+@pytest.mark.parametrize("lead", [(), (2,)])
+def test_a_round_that_reads_no_unit_adds_nothing(lead: tuple[int, ...]) -> None:
+    """A silo whose clients are drawn may have none in a round."""
+    features, labels = batch(*lead)
+    records, points = Records(features[..., :0, :, :], labels[..., :0, :]), ones(FEATURES * CLASSES).repeat(*lead, 1)
+    unit = PerUnit(LocalSteps(softmax(), STEP, STEPS), MOST)
+    result = unit.increment(Query((points.float(),)), Batch(records, ones(0)), CLIP)
+    assert torch.equal(result.total, torch.zeros(*lead, FEATURES * CLASSES, dtype=F64))
+    assert torch.equal(result.clipped_count, torch.zeros(lead, dtype=torch.int64))
 
 
 def test_the_bit_says_whether_a_client_fits() -> None:
