@@ -161,7 +161,7 @@ def compute_features_and_bias(images: NDArray[Any], dtype: torch.dtype, settings
     features: Tensor | None = None
     for start in range(0, max(1, len(images)), max(1, chunk_size)):
         values = _compute_features(images[start : start + chunk_size], dtype, settings)
-        if features is None:  # allocated once, so that there is no second copy of all features
+        if features is None:  # allocated once, so that chunks need not be joined
             features = torch.empty(len(images), values.shape[1] + 1, dtype=dtype)
             features[:, -1] = 1.0
         features[start : start + len(values), :-1] = values
@@ -174,7 +174,7 @@ def _compute_features(images: NDArray[Any], dtype: torch.dtype, settings: Softma
 
     The features are pixels / 255 (or numbers) minus `centre`, or histograms of oriented gradients.  They are then
     mapped by the backbone, a frozen module, if there is one.  If `feature_norm` is set, longer rows are scaled
-    down to this norm, and with `scaling` = "exactly" shorter rows are scaled up to it, too.
+    down to this norm, and with `scaling` = "exactly" shorter rows, except for zeros, are scaled up to it, too.
 
     Args:
         images: Raw records, (n, ...).
@@ -241,7 +241,7 @@ def grid_denominator(features: int, norm: float) -> int | None:
 
 
 def _max_feature_norm(shape: tuple[int, ...], settings: SoftmaxSettings) -> float:
-    """Upper bound on the norm of a record's features and its constant 1."""
+    """Upper bound on the norm of a record's features and its constant 1, up to rounding."""
     norm = settings.feature_norm
     if norm is None:
         norm = math.sqrt(shape[0] - 1) * max(settings.centre, 1.0 - settings.centre)
@@ -313,7 +313,8 @@ def ridge_statistics(
     """Make the statistics of ridge regression, for two classes or real labels.
 
     Raises:
-        InputError: There are more than `MAX_FEATURES` features, or labels are classes and not two.
+        InputError: There are more than `MAX_FEATURES` features with the constant, or labels are classes and not
+            two.
     """
     if not settings.real:
         _check_two_classes(RIDGE_STATISTICS, classes)
@@ -330,9 +331,7 @@ class PerceptronSettings(ModuleSettings):
     hidden: Annotated[int, Field(ge=1, le=10_000_000)] = Field(64, description="width of the hidden layer")
 
 
-def perceptron(
-    activation: type[nn.Module], loss: Loss | None = None, features: Callable[..., Tensor] = flat_pixels
-) -> Model:
+def perceptron(activation: type[nn.Module], loss: Loss | None = None) -> Model:
     """Make a row of the table of models for a network with one hidden layer: features - hidden - outputs.
 
     Without a `loss` the network has an output for each class, with `HazardLoss` one for each bin of time, and with
@@ -341,7 +340,6 @@ def perceptron(
     Args:
         activation: Activation of the hidden layer.
         loss: Loss of the outputs, or None for the cross-entropy.
-        features: Function from raw records to features.
     """
 
     def objective(
@@ -357,7 +355,7 @@ def perceptron(
     is_survival = isinstance(loss, HazardLoss)
     return Model(
         PerceptronSettings,
-        features,
+        flat_pixels,
         objective,
         regression=loss is not None and not is_survival,
         survival=is_survival,
@@ -367,9 +365,8 @@ def perceptron(
 def hazard_regression(
     shape: tuple[int, ...], classes: int, dtype: torch.dtype, settings: SoftmaxSettings
 ) -> Objective:
-    """Make discrete hazards that are linear in the features."""
+    """Make discrete hazards whose logits are linear in the features, with x_1 drawn from seed 0."""
     layer = nn.Linear(shape[0], bin_count(classes), bias=False)  # the features contain a constant
-    nn.init.zeros_(layer.weight)
     return make_module_objective(layer, shape[0], HazardLoss(), 0, dtype)
 
 
@@ -468,7 +465,7 @@ MODELS = {
     "hazard-regression": Model(SoftmaxSettings, compute_features_and_bias, hazard_regression, survival=True),
     "hazard-mlp": perceptron(nn.Tanh, HazardLoss()),
     "cnn": Model(ModuleSettings, flat_pixels, convolutional),
-    "relu-regression": perceptron(nn.ReLU, AbsoluteError(), keep_numbers),
+    "relu-regression": perceptron(nn.ReLU, AbsoluteError()),
     "least-squares": Model(
         LeastSquaresSettings, keep_numbers, linear_regression, regression=True, only_for=LINEAR_REGRESSION
     ),
@@ -530,9 +527,9 @@ The number of classes is 0 for a regression.
 """
 
 LossArgument = str | Mapping[str, Any] | Callable[[Tensor, Tensor], Tensor] | None
-"""Loss by name, as a mapping, or as a function of one record's output and label.
+"""Loss by name, as a mapping, or as a function of one record's output and label, or None.
 
-Keys of a mapping are "name", "class_weights" and "label_smoothing".
+None stands for the default loss.  Keys of a mapping are "name", "class_weights" and "label_smoothing".
 """
 
 
@@ -583,8 +580,9 @@ def add_module(
     Weights of the initial model are drawn from the scenario's `model.initial_seed`.  Values that it keeps from the
     module, such as the scales of a normalization, are those that `factory` gave it.
 
-    Each record's gradient is computed alone.  A module with a layer that mixes records (BatchNorm that trains),
-    draws random numbers (Dropout with p above 0) or changes buffers is therefore refused when the model is used.
+    A record's gradient must depend on this record only.  A module with a layer that mixes records (BatchNorm that
+    trains), draws random numbers (Dropout with p above 0) or changes buffers is therefore refused when the model
+    is used.
 
     Args:
         name: Name of the model in scenarios.
@@ -616,7 +614,7 @@ def add_module(
 def add_module_instance(
     name: str, module: nn.Module, record: tuple[int, ...], *, regression: bool, choice: LossChoice
 ) -> None:
-    """Make `model.name = name` mean one module, whose parameters are x_1.
+    """Make `model.name = name` mean one module, whose trainable parameters are x_1.
 
     The module is copied.  Frozen parameters keep their values, rounded to the type of the run.
 

@@ -31,9 +31,9 @@ from fedpriv.loss.unrolled import make_vmap_module
 from fedpriv.participation.orders import Dependence
 
 _CHUNK_VALUES = 2**20
-"""Values of gradients that `increment` computes at a time, or those of one record."""
+"""Values of gradients that `increment` computes at a time on a CPU, or those of one record."""
 _EVALUATION_VALUES = 2**20
-"""Values of features that are evaluated at a time."""
+"""Values of features that are evaluated at a time on a CPU, or those of one record."""
 _DRAWN_VALUES = 2**16
 """Values of x_1 that are drawn at a time."""
 
@@ -43,13 +43,13 @@ class BaseModuleObjective(Deterministic):
     """Loss of a module's outputs, without known constants."""
 
     module: nn.Module
-    """Module that maps (records, features) to (records, outputs)."""
+    """Module that maps (records, features) to outputs (records, …)."""
     loss: Loss
     """Loss of the outputs and labels."""
     seed: int
     """Seed of x_1."""
     dtype: torch.dtype
-    """Type of the trainable parameters."""
+    """Type of x_1."""
     dependence = Dependence.RECORD
     lipschitz = math.inf
     smoothness = math.inf
@@ -75,18 +75,19 @@ class BaseModuleObjective(Deterministic):
 
 @dataclass(frozen=True)
 class ModuleObjective(BaseModuleObjective):
-    """Loss of a module that maps (records, features) to (records, outputs).
+    """Loss of a module that maps (records, features) to outputs (records, …).
 
     The constructor raises InputError if `check_module` refuses the module.
 
     Guarantee: each record passes through the module alone, in a batch of one, so its gradient and its outputs
-    depend on no other record, whatever the module's code does with a batch.  A record on which the module raises a
-    RuntimeError, IndexError or ValueError adds nothing and counts as clipped, and no other record is touched.  If
-    the module raises such an error on all records that are computed at a time, or another error on one record,
-    `increment` and `per_record` raise the error.  A message with the word "random" counts as a refusal of random
-    numbers, and raises InputError.  Every call has buffers of its own (`FunctionalModule`); beside these buffers
-    the code is trusted to keep nothing between calls.  A parameter that is not trained is a constant: it is in no
-    query, no gradient and no norm.
+    depend on no other record but for rounding, whatever the module's code does with a batch.  A record on which
+    the module or the loss raises a RuntimeError, IndexError or ValueError adds nothing and counts as clipped, and
+    no other record is touched.  `increment` and `per_record` raise such an error if it occurs at one point on all
+    records that are computed at a time, on zeros in place of a record, or on a batch but on none of its records,
+    and any other error on one record.  For several records, such an error whose message contains "random" counts
+    as a refusal of random numbers, and becomes an InputError.  Every call has buffers of its own
+    (`FunctionalModule`); beside these buffers the code is trusted to keep nothing between calls.  A parameter that
+    is not trained is a constant: it is in no query, no gradient and no norm.
     """
 
     dtype: torch.dtype = torch.float32
@@ -99,7 +100,7 @@ class ModuleObjective(BaseModuleObjective):
 
         Args:
             query: Combination of gradients, at points (..., d), whose leading axes are replicates.
-            batch: Records (..., B, …) and weights, (..., B) or (B,).
+            batch: Records (..., B, …), one or more, and weights, (..., B) or (B,).
             clip: Norm bound, a number or (..., 1).
 
         Returns:
@@ -179,8 +180,8 @@ class ModuleObjective(BaseModuleObjective):
         """Gradient of each record at each point, (B, *shape) by parameter, NaN where the module raises.
 
         vmap computes a batch of several records at once.  If it raises, each record is tried alone.  Records that
-        raise get NaN.  If all of them raise, because vmap cannot run the module, gradients are computed without
-        vmap.
+        raise get NaN.  If all of them raise, as they do if vmap cannot run the module, gradients are computed
+        without vmap.
 
         Args:
             points: Parameters by name, (*shape) each, at each point.
@@ -188,8 +189,8 @@ class ModuleObjective(BaseModuleObjective):
 
         Raises:
             InputError: The module draws random numbers.
-            RuntimeError, IndexError, ValueError: The module raises on every record, on the batch but on no single
-                record, or on zeros in place of a record.  Other errors of the module are passed on.
+            RuntimeError, IndexError, ValueError: Module or loss raises on every record, on the batch but on no
+                single record, or on zeros in place of a record.  Other errors of the two are passed on.
         """
         if len(records.labels) == 1:
             return [self._gradient_of_one(parameters, records) for parameters in points]
@@ -205,13 +206,13 @@ class ModuleObjective(BaseModuleObjective):
             if raising.all():  # vmap has no rule for an operation, or the module raises
                 return self._gradients_without_vmap(points, records, error)
             # Zeros for these records keep the shape of the batch: rows of other shapes may be rounded otherwise.
-            features = records.features.where(~_broadcast_mask(raising, records.features), 0.0)
+            quiet_records = [column.where(~_broadcast_mask(raising, column), 0) for column in records]
             return [
                 {
                     name: values.where(~_broadcast_mask(raising, values), torch.nan)
                     for name, values in gradient.items()
                 }
-                for gradient in (batch_gradients(parameters, features, records.labels) for parameters in points)
+                for gradient in (batch_gradients(parameters, *quiet_records) for parameters in points)
             ]
 
     def _gradients_without_vmap(
@@ -343,7 +344,7 @@ class ModuleObjective(BaseModuleObjective):
 
     @cached_property
     def vmap_module(self) -> FunctionalModule:
-        """The module in a form that vmap can run."""
+        """The module, with layers that vmap can batch (`make_vmap_module`)."""
         return FunctionalModule(make_vmap_module(self.module))
 
     def _call_under_vmap(self, parameters: dict[str, Tensor], features: Tensor) -> Tensor:

@@ -44,7 +44,7 @@ UNCLIPPED = 1e30
 class BatchLayout(NamedTuple):
     """Silos and row indices of a batch's records, without their content.
 
-    Public coins may be keyed by these values only.
+    Public coins may be keyed by these values and by public numbers of the run only.
     """
 
     t: int
@@ -106,7 +106,7 @@ class Batch(NamedTuple):
     records: Records
     """Records with an axis B behind the leading axes of the query's points."""
     weights: Tensor
-    """Weights, (B,) or (..., B), in the type of norms, factors and sums.
+    """Weights, (B,) or (..., B), in the type of clipping factors and sums.
 
     The type may be wider than that of the points.  A record of weight 0 is absent, and never counts as clipped.
     """
@@ -143,13 +143,13 @@ class ModelEvaluation(NamedTuple):
 class OuterProduct(NamedTuple):
     """Factors of the increments of linear scores, which are residual (classes,) ⊗ features.
 
-    Features are integer multiples of 1/`denominator`.
+    Features are rounded to integer multiples of 1/`denominator`.
     """
 
     residuals: Callable[[IntegerScores, NDArray[np.int64]], Floats]
     """Derivative of the loss by the scores, (B, classes), from scores and labels (B,).
 
-    The derivative is computed in the written order (`IntegerScores`).
+    The derivative is computed by a fixed sequence of operations (`loss.alone`).
     """
     classes: int
     """Number of scores of a record."""
@@ -223,8 +223,8 @@ class Objective(Protocol):
     def increment(self, query: Query, batch: Batch, clip: Scalar) -> Increment:
         """Sum weights[b] · clip(query of record b, norm `clip`) over the records b of a batch.
 
-        Gradients are computed in the type of the points.  The total has the type of the weights, which is float64
-        in releases.
+        Gradients may be computed in the type of the points.  The total has the type of the weights, which is
+        float64 in a silo's releases.
 
         Args:
             query: Combination of gradients.
@@ -236,7 +236,8 @@ class Objective(Protocol):
             adds nothing and counts as clipped.
 
         Guarantee: one record moves the sum by at most weights[b] · clip under zero-out and twice that under
-        replace-one, for any points, records and loss, rounding included but for that of the other records' sum.
+        replace-one, for a clip of 2^-40 to 2^40 and any points, records and loss, rounding included but for that
+        of the other records' sum.
         Exceptions are views that say so: those whose increments are no sums over records (`QuantileClip`,
         `LocalSteps`, `LocalTraining`), and `SummedScores`, which has a bound of its own in place of `clip`.
         """
@@ -286,9 +287,9 @@ class Objective(Protocol):
         ...
 
     def outputs(self, point: Tensor, records: Records) -> Tensor:
-        """Compute the model's outputs for every record, (..., B, outputs).
+        """Compute the model's outputs for every record, (..., B, …).
 
-        Outputs are logits of classes, one logit of class 1 against 0, or a regression's prediction.
+        Outputs are, for example, logits of classes, one logit of class 1 against 0, or a regression's prediction.
 
         Args:
             point: Models, (..., d).
@@ -366,7 +367,7 @@ SUMMED_BY_CELL: set[type] = set()
 
 
 def is_shipped(kind: type) -> bool:
-    """Whether a class is part of fedpriv.
+    """Whether a class is part of fedpriv, by the name of its module.
 
     Proofs hold for these classes only, even if other classes are added to the sets above.
     """
@@ -385,7 +386,8 @@ class FastPaths(NamedTuple):
 def fast_paths(objective: Objective) -> FastPaths:
     """Find the attributes `outer` and `linear` of a loss, behind views that change evaluations only.
 
-    Any other view has none, even if its base does, since its increments may differ from those of its base.
+    Attributes of the base of any other view do not count, since the view's increments may differ from those of its
+    base.
     """
     while isinstance(objective, EvaluationView):
         objective = objective.base
@@ -482,8 +484,8 @@ class Bfloat16View(RecordView):
 
     Evaluations are in the type of the model.
 
-    Guarantee: as for any objective, since norms and sums are in the type of the weights: gradients are other
-    gradients, and each is clipped as the vector that is added.
+    Guarantee: as for any objective, since an increment has the type of the weights before its norm is computed:
+    gradients are other gradients, and each is clipped as the vector that is added.
     """
 
     def for_batch(self, slots: BatchLayout) -> Self:
@@ -523,8 +525,8 @@ def _batch_in_bfloat16(batch: Batch) -> Batch:
 def make_bfloat16_view(objective: Objective, records: Records) -> Bfloat16View:
     """Make the view of `objective` with gradients computed in bfloat16, after two checks.
 
-    A column of integers, such as tokens or counts, may have none above 256 in absolute value, which bfloat16 may
-    round to another.  And the increment of one record is computed as a trial.
+    No column of integers, such as tokens or counts, may have an integer above 256 in absolute value, since
+    bfloat16 may round it to another.  The increment of one record is computed as a trial.
 
     Args:
         objective: Objective of the run.

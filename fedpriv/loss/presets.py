@@ -26,11 +26,11 @@ class LoraLinear(nn.Linear):
     """Linear layer x (W + scale · B A)ᵀ + b with W and b frozen, made by `lora`.
 
     Guarantee: only `lora_a` and `lora_b` are trainable, so W and b are in no query, no norm and no release.  If
-    the argument `train` of `lora` names b, b is trainable, too.
+    the argument `train` of `lora` names b, by any of its names, b is trainable, too.
     """
 
     begin_at_zero = frozenset({"lora_b"})
-    """Parameters that are zero in x_1, for any seed."""
+    """Parameters that are zero in x_1 if it is drawn, for any seed."""
     lora_a: nn.Parameter
     """A, (rank, in)."""
     lora_b: nn.Parameter
@@ -58,9 +58,10 @@ def lora(
     """Return a copy whose Linear layers train a product of two small matrices.
 
     A layer x Wᵀ + b becomes x (W + scale · B A)ᵀ + b (`LoraLinear`), with A (rank, in) random and B (out, rank)
-    zero.  Layers of subclasses of nn.Linear get no product, nor does a layer NAME if `train` names NAME.weight or
-    a module that holds it.  Other parameters are frozen, unless `train` names them.  The state_dict has the names
-    of the module's own state_dict, and NAME.lora_a and NAME.lora_b for a layer NAME with a product.
+    zero.  Layers of subclasses of nn.Linear get no product, nor does a layer NAME if `train` names NAME.weight, by
+    any of its names, or a module that holds it.  Other parameters are frozen, unless `train` names them.  The
+    state_dict has the names of the module's own state_dict, and NAME.lora_a and NAME.lora_b for a layer NAME with
+    a product.
 
     Args:
         module: Module to copy, which is not changed.
@@ -95,7 +96,7 @@ def lora(
         name: layer
         for name, layer in linear.items()
         if (layers is None or any(is_inside(name, layer_name) for layer_name in layers))
-        and f"{name}.weight" not in trained_names
+        and all(layer.weight is not copied.get_parameter(trained_name) for trained_name in trained_names)
     }
     if not lora_layers:
         raise InputError(
@@ -172,7 +173,7 @@ class Transformer(nn.Module):
         self.words, self.last = nn.Embedding(words, width), nn.Linear(width, outputs)
         layer = nn.TransformerEncoderLayer(width, heads, 2 * width, dropout=0.0, batch_first=True, norm_first=True)
         self.blocks = nn.TransformerEncoder(layer, blocks, enable_nested_tensor=False)
-        # Sines and cosines with periods from 2π to 200π positions, a vector of norm 1/√2 for each position.
+        # Sines and cosines with periods from 2π to below 200π positions, a vector of norm 1/√2 for each position.
         angles = torch.arange(length).unsqueeze(1) / 100.0 ** (torch.arange(0, width, 2) / width)
         self.register_buffer("places", torch.stack([angles.sin(), angles.cos()], dim=2).flatten(1) / width**0.5)
 

@@ -66,8 +66,9 @@ class RidgeStatistics(Deterministic):
     a linear predictor of this model.
 
     Guarantee: for a query with coefficient 1 and a clip of 1 (`check_one_release`), an increment is a function of
-    its own record alone, whatever the query's point is.  Its norm is 1 at most, and it is no further than
-    `diameter` from any other increment and from zeros: clipping makes u shorter, and u uᵀ stays semidefinite.
+    its own record alone, whatever the query's point is.  Its norm is 1 at most, and up to rounding it is no
+    further than `diameter` from any other increment and from zeros: clipping makes u shorter, and u uᵀ stays
+    semidefinite.
     """
 
     features: int
@@ -75,7 +76,7 @@ class RidgeStatistics(Deterministic):
     norm_bound: float
     """R, the bound on the norm of (z, y)."""
     classes: bool
-    """Whether labels are classes 0 and 1, instead of numbers in [-1, 1]."""
+    """Whether labels are classes 0 and 1, instead of numbers that are clamped to [-1, 1]."""
     penalty: float
     """λ, which is added to the second moments' diagonal."""
     dtype: torch.dtype
@@ -196,9 +197,9 @@ class RidgeStatistics(Deterministic):
         """Compute every weight with its 95 % interval, which covers sampling and noise.
 
         A and b are the released blocks of z zᵀ and z y, and A₊ is A without its negative eigenvalues.  Let H = A₊
-        + λ I and w = H⁻¹ b, s² the mean square of the residuals y - ⟨w, z⟩ as the moments give it, n the number of
-        records, and v = (std R²)² the variance of the noise in the unit of z zᵀ.  The covariance to first order in
-        the noise is
+        + λ I and w = H⁻¹ b, s² the mean square of the residuals y - ⟨w, z⟩ as the moments give it, at least 0, n
+        the number of records, and v = (std R²)² the variance of the noise in the unit of z zᵀ.  The covariance to
+        first order in the noise is
 
             Cov w = H⁻¹ [ s² A₊ / n  +  v/2 ((1 + ‖w‖²) I + w wᵀ) ] H⁻¹.
 
@@ -253,7 +254,7 @@ class MeanStatistics(NamedTuple):
     std: float
     """Standard deviation of the noise, per coordinate."""
     record_count: int
-    """Number of records that count."""
+    """Number of records that count, rounded if it follows from `counted_share`."""
     counted_share: float
     """Share of row indices whose record counts.  A mean over row indices divided by it is one over records."""
     round_count: int

@@ -12,6 +12,7 @@ from torch import nn
 
 import fedpriv
 from benchmarks import pretrain
+from fedpriv.data.layout import combine_inputs
 from fedpriv.data.named import load
 from fedpriv.loss.features import orientation_histograms, scale_to_norm
 from fedpriv.loss.layered import LayeredObjective
@@ -143,6 +144,16 @@ def test_a_network_of_rectifiers_learns_to_retrieve_phases() -> None:
     for _ in range(800):
         point = point - 0.1 * sum_increments(objective, point, records, 5.0, ones(1000) / 1000).total
     assert float(objective.evaluate(point, records).loss) < 0.6 * float((sizes - sizes.median()).abs().mean())
+
+
+def test_a_network_of_rectifiers_takes_pictures_and_several_inputs() -> None:
+    """Numbers of more than one axis, and records of several inputs, ended in a traceback."""
+    row = find_model("relu-regression")
+    pictures, extra = np.arange(24.0).reshape(2, 3, 4), np.array([[0.5], [1.5]])
+    flat = row.features(pictures, F64, row.settings())
+    assert torch.equal(flat, torch.arange(24.0, dtype=F64).view(2, 12))
+    several = row.features(combine_inputs({"picture": pictures, "extra": extra}), F64, row.settings())
+    assert torch.equal(several, torch.cat([flat, torch.from_numpy(extra)], 1))
 
 
 def test_least_squares_without_a_ball_has_no_lipschitz_constant() -> None:

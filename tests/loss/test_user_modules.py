@@ -14,7 +14,7 @@ from torch import nn
 
 import fedpriv
 from fedpriv.core.errors import InputError, RunError
-from fedpriv.loss.frozen import FunctionalModule, run_trial
+from fedpriv.loss.frozen import FunctionalModule, run_trial, trainable_parameters
 from fedpriv.loss.ghost import GhostObjective
 from fedpriv.loss.imported import (
     build_module,
@@ -271,6 +271,13 @@ def test_layers_are_chosen_by_name() -> None:
     assert len(list(fedpriv.lora(nn.Linear(3, 3)).parameters())) == 4
 
 
+def test_a_weight_that_is_trained_under_another_name_gets_no_product() -> None:
+    model = nn.ModuleDict({"words": nn.Embedding(5, 4), "scores": nn.Linear(4, 5), "hidden": nn.Linear(4, 4)})
+    model["scores"].weight = model["words"].weight
+    trained = list(trainable_parameters(fedpriv.lora(model, train=("words",))))
+    assert trained == ["words.weight", "hidden.lora_a", "hidden.lora_b"]
+
+
 def test_no_fast_path_of_torchs_leaves_it_out() -> None:
     """An encoder's takes the weight of a layer: what was trained would be in no output, and without a gradient."""
     torch.manual_seed(0)
@@ -372,6 +379,18 @@ def test_a_record_on_which_a_module_raises_is_left_out_and_no_other(kind: type[M
     records = Records(torch.tensor([[0.0], [1.0], [9.0], [3.0]], dtype=F64), torch.tensor([0, 1, 2, 0]))
     some = pick(records, [0, 1, 3])
     with_it, without = (sum_increments(objective, objective.initial(), given, 0.1) for given in (records, some))
+    torch.testing.assert_close(with_it.total, without.total)
+    assert int(with_it.clipped_count) == int(without.clipped_count) + 1
+
+
+@pytest.mark.parametrize("kind", [ModuleObjective, GhostObjective])
+def test_a_record_whose_label_raises_is_left_out_and_no_other(kind: type[ModuleObjective]) -> None:
+    """A label that is no class is raised by the loss, also at features of zeros."""
+    objective = kind(nn.Linear(WIDE, OUTPUTS).double(), CrossEntropy(), 0, F64)
+    records = four()
+    records.labels[2] = OUTPUTS + 4
+    some = pick(records, [0, 1, 3])
+    with_it, without = (sum_increments(objective, objective.initial(), batch, 0.1) for batch in (records, some))
     torch.testing.assert_close(with_it.total, without.total)
     assert int(with_it.clipped_count) == int(without.clipped_count) + 1
 
