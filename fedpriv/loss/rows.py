@@ -2,8 +2,7 @@
 
 `Model` is a row and `ModelSettings` its keys.  Two kinds of rows are defined here:
 
-* column moments, the first step of a run with [data.scale], whose model is the mean and the mean square of columns
-  of numbers;
+* column moments, the first step of a run with [data.scale], whose model has the noisy means of `bounded_moments`;
 * torch modules by their import path.
 """
 
@@ -68,8 +67,8 @@ class Model:
     objective: Callable[[tuple[int, ...], int, torch.dtype, Any], Objective]
     """Function that makes the objective.
 
-    Its arguments are the shape of one record's features (a `FeatureLayout` if data are at hand), the number of
-    classes, the type of the parameters, and the settings.
+    Its arguments are the shape of one record's features (a `FeatureLayout` for records of a data set or schema),
+    the number of classes (0 for real numbers), the type of the parameters, and the settings.
     """
     regression: bool = False
     """Whether labels are real numbers, if the settings do not say it."""
@@ -155,7 +154,7 @@ def moment_features(features: NDArray[Any], dtype: torch.dtype, settings: Moment
     """Compute the bounded moments of k columns (`bounded_moments`): (n, width) -> (n, 2k).
 
     Raises:
-        InputError: A record has no such columns, or they are not numbers.
+        InputError: A record has no such columns, or they are not floats.
     """
     if features.ndim != 2 or features.dtype.kind != "f" or max(settings.columns) >= features.shape[1]:
         raise InputError(
@@ -167,7 +166,9 @@ def moment_features(features: NDArray[Any], dtype: torch.dtype, settings: Moment
 
 @dataclass(frozen=True)
 class ColumnMoments(LinearScore):
-    """Objective -⟨x, z⟩ of a record's moments z, whose mean is the model after one step of size 1 from 0.
+    """Objective -⟨x, z⟩ of a record's moments z.
+
+    The mean of the moments, with any noise, is the model after one step of size 1 from 0.
 
     Guarantee: a gradient is -z at every point, so that no model that a server sends changes what a record adds.
     """

@@ -110,8 +110,12 @@ def _auc(scores: Tensor, positive: Tensor) -> Tensor:
     )
     count = positive_scores.shape[-1]
     wins = ((below_counts + up_to_counts + 1.0) / 2.0).sum(-1) - count * (count + 1) / 2.0
-    areas = (wins / (count * (len(positive) - count))).to(scores.dtype)
-    return areas.where(~sorted_scores[..., -1].isnan(), torch.nan)  # NaN is sorted to the end
+    # NaN is sorted to the end.
+    return (
+        (wins / (count * (len(positive) - count)))
+        .to(scores.dtype)
+        .where(~sorted_scores[..., -1].isnan(), torch.nan)
+    )
 
 
 def _sorted(scores: Tensor) -> Tensor:

@@ -65,8 +65,8 @@ class PerUnit(View):
 
     Guarantee: one unit moves the sum by at most its weight times the clip under zero-out and twice that under
     replace-one, whatever its records are, how many of the m it has, and what the loss is: its vector is clipped as
-    a whole.  A unit's contribution does not depend on other units.  The constants of `base` hold, since a mean of
-    gradients is no longer than the longest, and likewise for differences of gradients.
+    a whole.  A unit's contribution does not depend on other units.  The constants of a plain loss `base`
+    hold, since a mean of gradients is no longer than the longest, and likewise for differences of gradients.
     """
 
     max_records: int
@@ -254,8 +254,8 @@ class LocalSteps(View):
 
     A step takes the next `batch` rows in cyclic order, or all if `batch` is None or larger than their number, and
     subtracts `step` times the mean gradient of the present records (of weight above 0) among them.  A step without
-    present records moves nothing, unless a subclass has other steps.  Clients train side by side, on leading axes of the records, each with a model
-    of its own.
+    present records moves nothing, unless a subclass has other steps.  Clients train side by side, on leading axes
+    of the records, each with a model of its own.
 
     The class is for units (`PerUnit`), which clip its increment as a whole.  A subclass that overrides
     `local_gradient` takes steps in the direction of its choice.

@@ -146,7 +146,7 @@ class FolderReader:
         try:
             status = json.loads((self._folder / "waiting.json").read_text(encoding="utf-8"))
             return [int(silo) for silo in status["silos"]], float(status["since"])
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
             return None
 
     def read_result(self) -> CellOutcome | None:
@@ -200,7 +200,16 @@ def _convert_read_errors(path: Path, place: str = "") -> Iterator[None]:
         yield
     except FileNotFoundError:
         raise RunError(f"{path}: missing, though the run ended; run it again with another --out") from None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, EOFError, OverflowError) as error:
+    except (
+        OSError,
+        ValueError,
+        KeyError,
+        TypeError,
+        AttributeError,
+        EOFError,
+        OverflowError,
+        RecursionError,
+    ) as error:
         raise RunError(f"{path}{place}: damaged ({error}); run it again with another --out") from None
 
 
@@ -235,6 +244,7 @@ def cell_from_run_config(run_config: Mapping[str, Any]) -> Cell:
 
     Raises:
         InputError: The configuration names no cell that can be run.
+        ValueError: The key `cell-json` is neither empty nor JSON.
     """
     if run_config["cell-json"]:
         return resolve_cell(json.loads(str(run_config["cell-json"])), "cell-json")

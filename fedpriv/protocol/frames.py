@@ -19,6 +19,7 @@ def send_frame(connection: socket.socket, content: bytes) -> None:
 
     Raises:
         OSError: The other end does not take the frame.
+        struct.error: The content has 2^32 bytes or more.
     """
     connection.sendall(_LENGTH_FORMAT.pack(len(content)))
     connection.sendall(content)
@@ -35,7 +36,7 @@ def receive_frame(connection: socket.socket, max_bytes: int, seconds: float | No
 
     Raises:
         ValueError: The frame is longer than `max_bytes`.
-        OSError: The frame does not arrive in `seconds`, or the other end closed the connection.
+        OSError: The frame does not arrive in time, or the connection is closed or broken.
     """
     deadline = None if seconds is None else time.monotonic() + seconds
     return _receive(connection, _receive_length(connection, max_bytes, deadline), deadline)
@@ -46,7 +47,7 @@ def receive_length(connection: socket.socket, max_bytes: int, seconds: float) ->
 
     Raises:
         ValueError: The frame is longer than `max_bytes`.
-        OSError: The length does not arrive in `seconds`, or the other end closed the connection.
+        OSError: The length does not arrive in `seconds`, or the connection is closed or broken.
     """
     return _receive_length(connection, max_bytes, time.monotonic() + seconds)
 
@@ -55,7 +56,7 @@ def receive_content(connection: socket.socket, length: int, seconds: float) -> b
     """Receive a frame's content after its length.
 
     Raises:
-        OSError: The content does not arrive in `seconds`, or the other end closed the connection.
+        OSError: The content does not arrive in `seconds`, or the connection is closed or broken.
     """
     return _receive(connection, length, time.monotonic() + seconds)
 
@@ -71,7 +72,7 @@ def receive_json(connection: socket.socket, max_bytes: int, seconds: float | Non
     Raises:
         ValueError: The frame is no JSON object, or longer than `max_bytes`.
         RecursionError: The JSON is nested too deeply.
-        OSError: The frame does not arrive in `seconds`, or the other end closed the connection.
+        OSError: The frame does not arrive in time, or the connection is closed or broken.
     """
     value = json.loads(receive_frame(connection, max_bytes, seconds))
     if not isinstance(value, dict):

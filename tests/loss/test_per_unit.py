@@ -202,9 +202,12 @@ def test_a_unit_without_records_adds_nothing_and_is_not_clipped(quantile: bool) 
 
 @pytest.mark.parametrize("lead", [(), (2,)])
 def test_a_round_that_reads_no_unit_adds_nothing(lead: tuple[int, ...]) -> None:
-    """A silo whose clients are drawn may have none in a round."""
+    """As for any other objective, though runs call none in such a round."""
     features, labels = batch(*lead)
-    records, points = Records(features[..., :0, :, :], labels[..., :0, :]), ones(FEATURES * CLASSES).repeat(*lead, 1)
+    records, points = (
+        Records(features[..., :0, :, :], labels[..., :0, :]),
+        ones(FEATURES * CLASSES).repeat(*lead, 1),
+    )
     unit = PerUnit(LocalSteps(softmax(), STEP, STEPS), MOST)
     result = unit.increment(Query((points.float(),)), Batch(records, ones(0)), CLIP)
     assert torch.equal(result.total, torch.zeros(*lead, FEATURES * CLASSES, dtype=F64))

@@ -135,7 +135,21 @@ def test_a_server_error_is_raised_even_if_its_report_cannot_be_written(
         make_server_app(reporter)(grid, context)
 
 
-@pytest.mark.parametrize("line", [b"garbage\n", b"[1, 2]\n", b"\xff\xfe\n", b'{"test_loss": 1.0}\n', b'"x"\n'])
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"\xff", b"[" * 200_000, b'{"silos": [Infinity], "since": 1}', b'{"silos": [1], "since": %d}' % 10**400],
+    ids=range(5),
+)
+def test_a_damaged_report_of_a_wait_counts_as_missing(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "waiting.json").write_bytes(content)
+    assert FolderReader(tmp_path).read_waiting() is None
+
+
+@pytest.mark.parametrize(
+    "line",
+    [b"garbage\n", b"[1, 2]\n", b"\xff\xfe\n", b'{"test_loss": 1.0}\n', b'"x"\n', b"[" * 200_000 + b"\n"],
+    ids=range(6),
+)
 def test_a_damaged_line_of_the_evaluation_history_is_named(tmp_path: Path, line: bytes) -> None:
     good = b'{"round": 1, "test_loss": 1.0}\n'
     (tmp_path / "history.jsonl").write_bytes(good + line + b'{"round": 3')
@@ -158,11 +172,11 @@ def test_evaluation_lines_are_read_once_and_only_when_complete(tmp_path: Path) -
 DAMAGES: list[tuple[str, bytes | None]] = [
     *(("model.npy", content) for content in (b"garbage", b"", None)),
     *(("outcome.json", content) for content in (b"{", b"[]", b"{}")),
-    *(("failure.json", content) for content in (b"garbage", b"{}")),
+    *(("failure.json", content) for content in (b"garbage", b"{}", b"[" * 200_000)),
 ]
 
 
-@pytest.mark.parametrize(("name", "content"), DAMAGES)
+@pytest.mark.parametrize(("name", "content"), DAMAGES, ids=range(len(DAMAGES)))
 def test_a_damaged_result_is_named(tmp_path: Path, name: str, content: bytes | None) -> None:
     FolderReporter(tmp_path).finished(0, DONE)
     assert FolderReader(tmp_path).read_result() is not None
