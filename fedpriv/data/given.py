@@ -15,7 +15,7 @@ from fedpriv.data.layout import combine_unnamed_inputs
 from fedpriv.data.named import ARGUMENT_NAMES, SplitArrays
 
 RecordSource = SplitArrays | TorchDataset[Any] | Iterable[Any]
-"""Records and labels, as a pair of arrays or as items of (record, label).
+"""Records and labels, as a pair of arrays or as items that each have a record and a label.
 
 Records with several inputs are a tuple of arrays, one for each input.
 """
@@ -52,13 +52,14 @@ def to_record_array(records: Any, source: str = ARGUMENT_NAMES) -> NDArray[Any]:
     Args:
         records: Array or tensor (n, ...), or a tuple with an array or tensor (n, ...) for each input of a record.
             Anything else, such as a list, is converted by NumPy.
-        source: Name of the records in messages.
+        source: Name of the records in messages on values that cannot be converted.
 
     Returns:
-        Array (n, ...), or for a tuple a structured array (n,) with a field for each input.
+        Array (n, ...), or for a tuple of arrays or tensors a structured array (n,) with a field for each input.
 
     Raises:
-        InputError: The inputs in a tuple differ in length, or the values are no array.
+        InputError: The tuple is empty, an input has no axis, inputs differ in length, or the values cannot be
+            converted.
     """
     if not isinstance(records, tuple) or not all(
         isinstance(values, np.ndarray | torch.Tensor) for values in records
@@ -84,7 +85,8 @@ def to_record_arrays(
     Raises:
         InputError: `data` are no records with labels, or cannot be converted to arrays.
     """
-    if isinstance(data, TensorDataset) and fields is None:
+    # A subclass may compute its items, which are then read one by one.
+    if isinstance(data, TensorDataset) and type(data).__getitem__ is TensorDataset.__getitem__ and fields is None:
         if len(data.tensors) < 2:
             raise InputError(f"{source}: the TensorDataset has no labels; give TensorDataset(records, labels)")
         *tensors, label_tensor = data.tensors

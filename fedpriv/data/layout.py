@@ -1,4 +1,4 @@
-"""Describe the features of one record by public shapes and types, and its place in a flat row.
+"""Describe the features of one record by public shapes and types, and their layout in a flat row.
 
 | records | input of a module |
 |---|---|
@@ -9,8 +9,8 @@
 
 Several inputs of a record are the fields of one structured array, in the order in which a module takes them.  A
 single label of a record is in `Records.labels`.  Several labels, (n, …), stand behind the inputs in the row of
-features, and `Records.labels` says only whether the record counts.  Integers are exact among floats, since none
-exceeds 2^24 (`check_records`).
+features, and `Records.labels` says only whether the record counts.  Integers are exact among float32, since the
+absolute value of none exceeds 2^24 (`check_records`).
 """
 
 import math
@@ -44,10 +44,14 @@ class InputLayout(NamedTuple):
 
 
 class FeatureLayout(tuple[int, ...]):
-    """Shape (width,) of one record's features in a model, and the layout of inputs and labels in them."""
+    """Shape (width,) of one record's features in a model, with the layouts of its inputs and labels."""
 
     inputs: tuple[InputLayout, ...]
-    """Layouts of the inputs, one after another from index 0 on."""
+    """Layouts of the inputs.
+
+    A model of torch layers has the inputs one after another in its row, from index 0 on.  Other models may compute
+    other features from them.
+    """
     label_shape: tuple[int, ...]
     """Shape of a record's labels behind the inputs, or () for one label, which is not in the row."""
     labels_are_classes: bool
@@ -67,7 +71,7 @@ class FeatureLayout(tuple[int, ...]):
 
     @property
     def input_width(self) -> int:
-        """Number of values of all inputs."""
+        """Number of features before the labels, which for a model of torch layers are the inputs."""
         return self[0] - (math.prod(self.label_shape) if self.label_shape else 0)
 
 
@@ -94,7 +98,10 @@ def split_inputs(records: NDArray[Any]) -> dict[str, NDArray[Any]]:
 
 
 def combine_inputs(inputs: Mapping[str, NDArray[Any]]) -> NDArray[Any]:
-    """Combine several inputs, (n, …) each, to one structured array (n,).
+    """Combine inputs, (n, …) each, to one structured array (n,).
+
+    Args:
+        inputs: One input or more, of the same n, by names that are not empty.
 
     Example:
         >>> combined = combine_inputs({"age": np.array([[1.0], [2.0]]), "sex": np.array([[0], [1]])})
@@ -114,7 +121,7 @@ def combine_unnamed_inputs(inputs: Sequence[NDArray[Any]]) -> NDArray[Any]:
     """Combine several inputs (n, …) without names, in the order in which a module takes them.
 
     Raises:
-        InputError: There is no input, or inputs differ in their number of records.
+        InputError: There is no input, an input has no axis, or inputs differ in their number of records.
     """
     if len(lengths := {column.shape[:1] for column in inputs}) != 1 or () in lengths:
         raise InputError(

@@ -1,4 +1,4 @@
-"""Load data sets by name, as arrays: those of fedpriv, and those that a program or an extension adds."""
+"""Load data sets as arrays, by name or path: fedpriv's, a program's, an extension's or a file's."""
 
 import gzip
 import os
@@ -54,8 +54,8 @@ from fedpriv.data.tables import IN_MEMORY_PREFIX, load_table, load_table_held_ou
 SplitArrays = tuple[ArrayLike, ArrayLike]
 """Pair of records and labels.
 
-Records (n, ...) are bytes, numbers or tokens (`layout`), or a tuple of such arrays if a record has several inputs.
-Labels are (n,), or (n, ...) if a record has several.
+Records (n, ...) are bytes, numbers or tokens (`layout`), or a tuple of such arrays and masks if a record has
+several inputs.  Labels are (n,), or (n, ...) if a record has several.
 """
 _Images = tuple[NDArray[np.uint8], NDArray[np.int64]]
 """Images (n, height, width) or (n, height, width, channels), and labels (n,)."""
@@ -78,8 +78,8 @@ def add_data(
         load: Function that returns the training pair and the test pair of (records, labels).
         classes: Number of classes, 0 for a regression, or None to infer it from the labels, which makes the number
             public.
-        sites: Site of each record, or None.  Scenarios take sites only of a name that begins with "given-", as
-            `fedpriv.run` makes it.
+        sites: Site of each record, or None.  The keys `data.partition = "site"` and `run.per_silo` take sites only
+            of a name that begins with "given-", as `fedpriv.run` makes it.
 
     Raises:
         InputError: The name is one of fedpriv's own, or not of the form above.
@@ -98,17 +98,22 @@ def list_user_data() -> list[str]:
 
 
 def is_user_data(name: str) -> bool:
-    """Whether a data set of this name was added, after loading extensions if the name is unknown."""
+    """Whether a data set of this name was added, after loading extensions if the name is unknown.
+
+    Raises:
+        InputError: An extension cannot be imported.
+    """
     if name not in _USER_DATA and name not in (*ORIGINS, *COMPUTED_DATA_SETS):
         load_extensions()
     return name in _USER_DATA
 
 
 def load_user_data(name: str) -> Dataset:
-    """Load and check a data set that was added.
+    """Load and check a data set that was added, whose function may raise errors of its own.
 
     Raises:
-        InputError: An array cannot be used.
+        InputError: An array cannot be used, or both parts differ in shape or kind.
+        ValueError: Lists in place of an array have unequal lengths.
     """
     load, classes, sites = _USER_DATA[name]
     return replace(make_dataset(name, *load(), classes), sites=sites)
@@ -124,7 +129,7 @@ def make_dataset(name: str, train: SplitArrays, test: SplitArrays, classes: int 
         train: Training records and labels.
         test: Test records and labels.
         classes: Number of classes, 0 for a regression, or None to infer it: one more than the largest label of
-            both parts if the labels of both are integers or booleans, else 0.
+            both parts, or than 0, if the labels of both are integers or booleans, else 0.
 
     Raises:
         InputError: An array cannot be used, or both parts differ in shape or kind.
@@ -148,7 +153,7 @@ ARGUMENT_NAMES = "train, test"
 
 
 def display_name(name: str) -> str:
-    """Return the name of a data set for an error message, which is "train" for records in memory."""
+    """Return the name of a data set for an error message, which is "train" for a name of records in memory."""
     return "train" if name.startswith(IN_MEMORY_PREFIX) else name
 
 
@@ -189,7 +194,7 @@ def find_schema(name: str, table: TableSchema | None) -> TableSchema | None:
     if table is None:
         raise InputError(
             f"data.table: this section is missing, and has to say what is public about the columns of {name}; "
-            f"`fedpriv data inspect {name}` writes one to start from"
+            f"`fedpriv data inspect {name}` writes one to start from, with --target and --out"
         )
     return table
 
@@ -211,7 +216,8 @@ def table_path(name: str, root: Path | None = None) -> Path:
         root: Root of the data sets, or None for the default one.
 
     Raises:
-        InputError: The table has a name, its file is missing or another one, and it cannot be fetched.
+        InputError: The table has a name, its file is missing or another one, and it cannot be fetched, or the
+            folder cannot be used.
     """
     return fetch(name, root) / ORIGINS[name].folder / TABLE_FILE if name in _NAMED_TABLES else find_file(name)
 
@@ -246,11 +252,13 @@ def load(
         dtype: Floating-point type that the features of a table are rounded to.
 
     Raises:
-        InputError: The name is unknown, its data cannot be fetched or used, or `table` is missing or superfluous.
+        InputError: The name is unknown, its data cannot be fetched or used, an extension cannot be imported, or
+            `table` is missing or superfluous.
+        ValueError: An added data set has lists of unequal lengths in place of an array.
     """
     if is_npz_path(name) and table is None:
         return load_npz(str(find_file(name)))
-    if is_user_data(name):
+    if is_user_data(name) and table is None:
         return load_user_data(name)
     if (schema := find_schema(name, table)) is not None:
         return load_table(name, table_path(name, root), schema, with_cells=with_cells, dtype=dtype)
@@ -275,7 +283,7 @@ def load(
 def load_held_out(name: str, root: Path | None = None, table: TableSchema | None = None) -> HeldOutData:
     """Load the test records of a data set, for a server, which needs no training record.
 
-    Data that were added or are computed are loaded whole, and their training records dropped.
+    Data that were added or are computed are loaded whole, as is an .npz file, and their training records dropped.
 
     Args:
         name: Name of a data set, or path of an .npz file or of a table's file (`load`).
@@ -284,7 +292,9 @@ def load_held_out(name: str, root: Path | None = None, table: TableSchema | None
             another data set.
 
     Raises:
-        InputError: The name is unknown, its data cannot be fetched or used, or `table` is missing or superfluous.
+        InputError: The name is unknown, its data cannot be fetched or used, an extension cannot be imported, or
+            `table` is missing or superfluous.
+        ValueError: An added data set has lists of unequal lengths in place of an array.
     """
     if is_npz_path(name) and table is None:
         return load_npz_held_out(str(find_file(name)))

@@ -8,7 +8,7 @@
 | `train_features.NAME`, `test_features.NAME` | inputs of a record with several ones, in the order of the file |
 | `classes` | one integer, 0 for a regression |
 
-Among several labels of a record, -100 stands for one that is not counted.
+A single input has at least two axes.  Among several classes of a record, -100 stands for one that is not counted.
 """
 
 import zipfile
@@ -40,11 +40,11 @@ class Sites:
 class Dataset:
     """Training and test records with their labels.
 
-    Images are bytes, (n, height, width) or (n, height, width, channels), and labels are 0 … classes - 1, (n,).
-    Numeric features are vectors of floats (n, features) instead.  `fedpriv.data.layout` describes tokens, several
-    inputs, and several labels of a record.  A regression has 0 classes and floats for labels.  A row of a table
-    that does not count in a part stays there as zeros, and its label is no class (-1) or not a number
-    (`partition`).
+    Images are bytes, such as (n, height, width) or (n, height, width, channels), and labels are 0 … classes - 1,
+    (n,).  Numeric features are floats (n, ...), such as vectors (n, features), instead.  `fedpriv.data.layout`
+    describes tokens, several inputs, and several labels of a record.  A regression has 0 classes and floats for
+    labels.  A row that has a place in a part and does not count there is zeros, and its label is no class (-1) or
+    not a number (`partition`).
     """
 
     name: str
@@ -63,7 +63,7 @@ class Dataset:
     row_indices: tuple[NDArray[np.int64], NDArray[np.int64]] | None = None
     """Row numbers of the training and the test records in a table's file, from 0, or None."""
     raw_cells: NDArray[np.float64] | None = None
-    """Raw cells of the training records (`EncodedTable.raw_cells`), (n, columns), if they were requested."""
+    """Raw cells of the training records (`EncodedTable.raw_cells`), (n, columns), or None if not requested."""
 
 
 @dataclass(frozen=True)
@@ -111,10 +111,11 @@ def load_npz(name: str) -> Dataset:
 def load_npz_held_out(name: str) -> HeldOutData:
     """Load the test part of an .npz file, the only one that a server needs.
 
-    A training part may be missing.  If it is there, it is read with the file and dropped unchecked.
+    A training part may be missing.  If it is there, it is read with the file, and neither its shapes nor its
+    values are checked.
 
     Raises:
-        InputError: The file or an array in it cannot be used.
+        InputError: The file cannot be read, or an array of the test part or `classes` cannot be used.
     """
     arrays = _read_arrays(name)
     classes = _read_class_count(arrays, name)
@@ -185,6 +186,7 @@ def check_same_shapes(
     """Check that records of both parts have the same shapes and kinds, and labels the same shape.
 
     Kinds are bytes, other numbers, tokens and masks (`fedpriv.data.layout`).  Floats of two lengths are alike.
+    The names of the inputs after the first have to be equal, too, so that inputs in another order differ.
 
     Args:
         train: Training records (n, …) and labels (n,) or (n, …).
@@ -192,14 +194,18 @@ def check_same_shapes(
         source: Name of the data in messages.
 
     Raises:
-        InputError: A shape or kind differs.  The message names `source`.
+        InputError: A shape, kind or name differs.  The message names `source`.
     """
     for subject, first, second in zip(("records", "labels"), train, test, strict=True):
         signatures = [
             (describe_inputs(values), [column.dtype == np.uint8 for column in split_inputs(values).values()])
             for values in (first, second)
         ]
-        if not (signatures[0] == signatures[1] if subject == "records" else first.shape[1:] == second.shape[1:]):
+        if not (
+            signatures[0] == signatures[1] and (first.dtype.names or ())[1:] == (second.dtype.names or ())[1:]
+            if subject == "records"
+            else first.shape[1:] == second.shape[1:]
+        ):
             raise InputError(
                 f"{source}: training and test {subject} must be alike, found {first.dtype} {first.shape} and "
                 f"{second.dtype} {second.shape}"
@@ -210,11 +216,11 @@ def _read_arrays(name: str) -> dict[str, NDArray[Any]]:
     """Read all arrays of an .npz file by name.
 
     Raises:
-        InputError: The file is missing or damaged, or has objects.
+        InputError: The file is missing, damaged or no .npz file, or has objects.
     """
     try:
         with np.load(name, allow_pickle=False) as arrays:
-            return dict(arrays)
+            return {key: values for key, values in arrays.items() if isinstance(values, np.ndarray)}
     except FileNotFoundError:
         raise InputError(f"data.name = {name!r}: no such file (looked for {Path(name).resolve()})") from None
     # A single array in the format .npy is no context manager, hence TypeError.
@@ -231,11 +237,13 @@ def combine_named_inputs(arrays: Mapping[str, NDArray[Any]], name: str, source: 
         source: Name of the file in messages.
 
     Raises:
-        InputError: Inputs differ in their number of records, or one is a single number.
+        InputError: Inputs differ in their number of records, or one is a single number or has an empty name.
     """
     inputs = {key.removeprefix(f"{name}."): column for key, column in arrays.items() if key.startswith(f"{name}.")}
-    if len(lengths := {column.shape[:1] for column in inputs.values()}) > 1 or () in lengths:
-        raise InputError(f"{source}: the inputs {', '.join(inputs)} must be arrays of as many records each")
+    if len(lengths := {column.shape[:1] for column in inputs.values()}) > 1 or () in lengths or "" in inputs:
+        raise InputError(
+            f"{source}: the inputs {', '.join(inputs)} must be arrays of as many records each, with names"
+        )
     return {**arrays, **({name: combine_inputs(inputs)} if inputs else {})}
 
 

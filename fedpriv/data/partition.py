@@ -25,9 +25,9 @@ from fedpriv.core.random import SamplingRandomness, derive_key, public_generator
 from fedpriv.data.own import Dataset, Sites
 
 _RESPLIT_SEED = 0
-"""Public seed of all splits, which differ by their numbers."""
+"""Public seed of redrawn splits, which differ by their numbers, and of spared training records."""
 _MAX_RARE_COUNT = 2
-"""Number of occurrences up to which a label is rare, so that records are drawn without stratification."""
+"""Number of units with one label up to which units are drawn without stratification."""
 
 
 def draw_split(data: Dataset, number: int) -> Dataset:
@@ -35,12 +35,12 @@ def draw_split(data: Dataset, number: int) -> Dataset:
 
     A unit is a person if the data name persons, and else a record.  If both parts have the same rows of a file,
     rows stay where they are, and the split changes which of them count.  Otherwise the records of both parts are
-    joined and drawn anew.  At each site the test part keeps its number of units.
+    joined, and those that count are drawn anew.  At each site the test part keeps its number of units.
 
     Guarantee: no record counts in both parts, and no person at a site has records that count in both parts.
 
     Args:
-        data: Data set with its published split.  Its `raw_cells` stay as they are.
+        data: Data set with its published split.  Its `raw_cells` stay as they are, and are not split anew.
         number: Number of the split, 1 or more, from which the public randomness follows.
 
     Raises:
@@ -104,9 +104,9 @@ def blank_training_share(data: Dataset, share: float) -> Dataset:
     The records are drawn as those of a split are: in whole units, and stratified by class where that is possible.
 
     Args:
-        data: Data set.
-        share: Share of the training records, or of the persons if the data name persons, rounded to the inverse of
-            an integer.
+        data: Data set.  Its `raw_cells` stay as they are.
+        share: Share of the training records, or of the persons if the data name persons, above 0 and at most 1,
+            rounded to the inverse of an integer.  The share of one site may differ.
 
     Returns:
         The data set, in which the labels of the drawn records are those of records that do not count
@@ -212,10 +212,10 @@ def _blank_images(images: NDArray[Any], is_counted: NDArray[np.bool_]) -> NDArra
 
 
 UnitTable = NDArray[np.int64]
-"""Record numbers of each unit, (units, max_records), in the order of the file and filled up with -1."""
+"""Row indices of the records of each unit, (units, max_records), filled up with -1."""
 _ABSENT_CLASS = -1
 _SPLIT_SEED = 0
-"""Public seed of every table's split into training and test rows."""
+"""Public seed of a table's split into training and test rows, unless a column marks the test rows."""
 
 
 @dataclass(frozen=True)
@@ -223,7 +223,7 @@ class SplitRows:
     """Rows of a file that have a place in one part of its split, training or test."""
 
     row_indices: NDArray[np.int64]
-    """Row numbers in the file, (n,), in the order of the file until `reorder`.  The numbers depend on no cell."""
+    """Row numbers in the file, (n,), in its order or that of `reorder`.  The numbers depend on no cell."""
     is_counted: NDArray[np.bool_]
     """Mask of the rows that count, (n,).  The mask is as secret as the records."""
 
@@ -242,7 +242,11 @@ class SplitRows:
         )
 
     def zero_uncounted(self, values: NDArray[Any]) -> NDArray[Any]:
-        """Overwrite `values`, with a row for each row of this part, by zeros where a row does not count."""
+        """Overwrite `values` by zeros in the rows that do not count, and return `values`.
+
+        Args:
+            values: Array with a row for each row of this part.
+        """
         if not self.is_counted.all():
             values[~self.is_counted] = 0
         return values
@@ -280,7 +284,8 @@ def split_rows(
     do not depend on cells.  In the third case a row has a place in one part only.
 
     Guarantee: `row_indices` of both parts follow from the number of rows, from `test_share` and from which
-    arguments are given.  Whether a row counts follows from its own cells and its row number.
+    arguments are given.  In which part a row counts follows from its own cells, its row number, `test_share` and
+    which arguments are given.
 
     Args:
         complete: Mask of the rows that count in the part that they are in, (rows,).
@@ -328,9 +333,7 @@ def blank_labels(labels: NDArray[Any], is_counted: NDArray[np.bool_]) -> NDArray
 def counted_mask(labels: NDArray[Any]) -> NDArray[np.bool_]:
     """Return the mask of the rows that count, (n,), of labels (n, ...) that `blank_labels` returned."""
     is_present = ~np.isnan(labels) if np.issubdtype(labels.dtype, np.floating) else labels != _ABSENT_CLASS
-    return np.asarray(
-        is_present if labels.ndim == 1 else is_present.reshape(len(labels), -1).any(axis=1), np.bool_
-    )
+    return np.asarray(is_present.any(axis=tuple(range(1, labels.ndim))), np.bool_)
 
 
 def index_persons(persons: ArrayLike) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -424,7 +427,7 @@ def silo_sizes(records: int, silos: int, skew: float | None, seed: int, min_size
         silos: Number of silos.
         skew: Concentration of the symmetric Dirichlet distribution over silos, above 0, where a small one is
             uneven, or None for equal silos.
-        seed: Public seed of the distribution.
+        seed: Public seed of the distribution, 0 or more.
         min_size: Fewest records of a silo.
 
     Raises:
@@ -461,7 +464,7 @@ def partition_iid(labels: NDArray[np.int64], sizes: Sequence[int], seed: int) ->
         Row indices of each silo.
 
     Raises:
-        InputError: There are too few records, or a silo has none.
+        InputError: There are too few records or no silos, or a silo has no record.
 
     Example:
         >>> [len(rows) for rows in partition_iid(np.zeros(10, np.int64), sizes=[3, 4], seed=0)]
@@ -485,21 +488,21 @@ def partition_dirichlet(
     Guarantee: no record is given twice.
 
     Args:
-        labels: Class of each record, (n,).
+        labels: Class of each record, (n,), or number, where each different number is a class, and NaN another one.
         sizes: Number of records of each silo.
         seed: Public seed.
-        concentration: Concentration of the distribution.  A small one gives a silo few labels.
+        concentration: Concentration of the distribution, above 0.  A small one gives a silo few labels.
 
     Returns:
         Row indices of each silo.
 
     Raises:
-        InputError: There are too few records, or a silo has none.
+        InputError: There are too few records or no silos, or a silo has no record.
     """
     _check_sizes(len(labels), sizes)
     generator = public_generator(seed, "partition", "dirichlet")
-    classes, counts = np.unique(labels, return_counts=True)
-    pools = [generator.permutation(np.flatnonzero(labels == label)).tolist() for label in classes]
+    classes, class_indices, counts = np.unique(labels, return_inverse=True, return_counts=True)
+    pools = [generator.permutation(np.flatnonzero(class_indices == row)).tolist() for row in range(len(classes))]
     return _deal_records(
         pools,
         generator.dirichlet(np.full(len(classes), concentration), size=len(sizes)) + 1e-12,
@@ -517,21 +520,21 @@ def partition_alike(
     Guarantee: no record is given twice.
 
     Args:
-        labels: Class of each record, (n,).
+        labels: Class or number of each record, (n,).
         sizes: Number of records of each silo.
         seed: Public seed.
-        like: Labels of the training records of each silo.
+        like: Labels of the training records of each silo, which has at least one.  NaN is like no label.
 
     Returns:
         Row indices of each silo.
 
     Raises:
-        InputError: There are too few records, or a silo has none.
+        InputError: There are too few records or no silos, or a silo has no record.
     """
     _check_sizes(len(labels), sizes)
     generator = public_generator(seed, "partition", "alike")
-    classes, counts = np.unique(labels, return_counts=True)
-    pools = [generator.permutation(np.flatnonzero(labels == label)).tolist() for label in classes]
+    classes, class_indices, counts = np.unique(labels, return_inverse=True, return_counts=True)
+    pools = [generator.permutation(np.flatnonzero(class_indices == row)).tolist() for row in range(len(classes))]
     return _deal_records(
         pools,
         np.array([[np.mean(silo_labels == label) for label in classes] for silo_labels in like]) + 1e-12,
@@ -668,10 +671,10 @@ def _round_amounts(amounts: NDArray[np.float64]) -> NDArray[np.int64]:
 
 
 def _check_sizes(records: int, sizes: Sequence[int]) -> None:
-    """Check that each silo has a record, and that there are enough records for all.
+    """Check that there is a silo, that each silo has a record, and that there are enough records for all.
 
     Raises:
-        InputError: A silo has none, or there are too few.
+        InputError: One of these is not so.
     """
     if not sizes or min(sizes) < 1:
         raise InputError(f"silos of {list(sizes)} records: at least one silo, and one record in each")

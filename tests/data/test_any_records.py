@@ -47,6 +47,14 @@ class Items(Dataset[Any]):
         return self.make_item(FEATURES[row], LABELS[row], row)
 
 
+class Doubled(TensorDataset):
+    """Tensors of half the features, which each item doubles."""
+
+    def __getitem__(self, index: int) -> tuple[Tensor, ...]:
+        half, label = super().__getitem__(index)
+        return 2.0 * half, label
+
+
 class HuggingFace:
     """Rows as dictionaries of Python's own numbers, with a length and without torch, as `datasets` gives them."""
 
@@ -76,6 +84,7 @@ READ: dict[str, tuple[Any, Any]] = {
     "list of dictionaries": ([{"x": x, "y": int(y)} for x, y in zip(FEATURES, LABELS, strict=True)], None),
     "DataLoader of triples": (DataLoader(Items(lambda x, y, row: (x, y, row)), batch_size=50), (0, 1)),
     "DataLoader of dictionaries": (DataLoader(Items(lambda x, y, row: {"y": y, "x": x}), batch_size=50), None),
+    "tensors with items of their own": (Doubled(FEATURES / 2.0, LABELS), None),
     "tensors of three": (TensorDataset(FEATURES, LABELS, torch.arange(COUNT)), (0, 1)),
 }
 

@@ -18,9 +18,18 @@ from numpy.typing import NDArray
 
 from fedpriv.core.errors import InputError
 from fedpriv.data import fetch as fetching
+from fedpriv.data import named
 from fedpriv.data.fetch import ORIGINS
 from fedpriv.data.formats import Source, write_idx
-from fedpriv.data.named import Dataset, add_data, is_user_data, list_user_data, load, load_held_out
+from fedpriv.data.named import (
+    VISITS_SCHEMA,
+    Dataset,
+    add_data,
+    is_user_data,
+    list_user_data,
+    load,
+    load_held_out,
+)
 from fedpriv.data.synthetic import geometric_curvature, make_phase_retrieval, power_law
 from fedpriv.loss.models import find_model
 from fedpriv.plan.task import ModelInputs, load_task_of_inputs
@@ -174,8 +183,12 @@ def test_phase_retrieval_labels_are_measured_magnitudes_or_uniform_outliers() ->
     assert shares == pytest.approx(0.1, abs=0.011)
 
 
-@pytest.mark.parametrize(("dimension", "condition"), [(0, 4.0), (3, 0.99), (-1, 0.5)])
-def test_dimensions_and_condition_numbers_below_one_are_refused(dimension: int, condition: float) -> None:
+@pytest.mark.parametrize(
+    ("dimension", "condition"), [(0, 4.0), (3, 0.99), (-1, 0.5), (3, math.inf), (3, math.nan)]
+)
+def test_dimensions_and_condition_numbers_below_one_or_infinite_are_refused(
+    dimension: int, condition: float
+) -> None:
     with pytest.raises(
         ValueError, match=f"dimension {dimension} and condition number {condition} must be at least"
     ):
@@ -274,6 +287,14 @@ def test_a_server_loads_an_npz_file_that_has_only_test_records(written: Callable
             {"train_features.x": np.ones((6, 1)), "train_features.y": np.ones((5, 1))},
             "the inputs x, y must be arrays of as many records each",
         ),
+        ({"train_features.": np.ones((6, 1))}, "must be arrays of as many records each, with names"),
+        (
+            {
+                **{f"train_features.{name}": np.ones((6, 1)) for name in "xy"},
+                **{f"test_features.{name}": np.ones((2, 1)) for name in "yx"},
+            },
+            r"training and test records must be alike, found .*'x'.*'y'.* and .*'y'.*'x'",
+        ),
     ],
 )
 def test_npz_files_with_invalid_arrays_are_refused(
@@ -281,6 +302,25 @@ def test_npz_files_with_invalid_arrays_are_refused(
 ) -> None:
     with pytest.raises(InputError, match=line):
         load(written(**changes))
+
+
+def test_members_of_an_npz_file_that_are_no_arrays_are_ignored(written: Callable[..., str]) -> None:
+    name = written()
+    with zipfile.ZipFile(name, "a") as archive:
+        archive.writestr("train_features.txt", b"a note")
+    np.testing.assert_array_equal(load(name).train_images, GOOD["train_images"])
+
+
+def test_an_added_data_set_with_the_schema_of_a_table_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(named, "_USER_DATA", {})
+    pair = GOOD["train_images"], GOOD["train_labels"]
+    add_data("mine", lambda: (pair, pair))
+    assert load("mine").class_count == 3
+    for load_any in (load, load_held_out):
+        with pytest.raises(InputError, match=r"data\.table: is for a \.csv .* 'mine' is none"):
+            load_any("mine", table=VISITS_SCHEMA)
 
 
 def test_missing_and_unreadable_npz_files_raise_different_errors(tmp_path: Path) -> None:

@@ -57,6 +57,8 @@ def test_written_bytes_follow_the_idx_format(tmp_path: Path) -> None:
         (b"\x00\x00\x08\x02" + struct.pack(">2I", 2, 3) + b"12345", "5 bytes of data.* 2 x 3 = 6"),
         (b"\x00\x00\x08\x01" + struct.pack(">I", 2) + b"123", "3 bytes of data.* 2 = 2"),
         (b"\x00\x00\x08\x03" + struct.pack(">3I", 2**31, 2**31, 4), f"0 bytes of data.* = {2**64}"),
+        (b"\x00\x00\x08\x41" + struct.pack(">65I", *[1] * 65) + b"1", "1 bytes of data.* = 1"),
+        (b"\x00\x00\x08\x03" + struct.pack(">3I", 0, 2**32 - 1, 2**32 - 1), "0 bytes of data.* = 0"),
     ],
 )
 def test_the_error_tells_what_is_wrong_with_an_idx_file(tmp_path: Path, content: bytes, said: str) -> None:

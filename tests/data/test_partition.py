@@ -17,6 +17,7 @@ from fedpriv.data.partition import (
     blank_training_share,
     counted_mask,
     draw_split,
+    partition_alike,
     partition_dirichlet,
     partition_iid,
     partition_shards,
@@ -46,6 +47,24 @@ def test_no_record_is_assigned_twice(name: str, sizes: list[int], spare: int, se
     assert len(np.unique(given_out)) == sum(sizes)
     assert given_out.min() >= 0
     assert given_out.max() < len(labels)
+
+
+@pytest.mark.parametrize("kind", ["dirichlet", "alike"])
+def test_records_with_missing_numbers_as_labels_are_assigned_like_others(kind: str) -> None:
+    """Rows that do not count have the label NaN.  Before, none was assigned, and dealing all never ended."""
+    labels, sizes = np.array([1.0, *[np.nan] * 4] * 10), [4, 4]
+    shares = (
+        partition_dirichlet(labels, sizes, 0, 1.0)
+        if kind == "dirichlet"
+        else partition_alike(labels, sizes, 0, [np.ones(3), np.ones(2)])
+    )
+    assert [len(share) for share in shares] == sizes
+    assert np.isnan(labels[np.concatenate(shares)]).sum() in (6, 7)  # four fifths of 8, and each silo rounds
+
+
+def test_rows_that_count_are_marked_for_several_labels_and_without_rows() -> None:
+    assert counted_mask(np.array([[-1, 0], [-1, -1]])).tolist() == [True, False]
+    assert counted_mask(np.zeros((0, 3))).shape == (0,)
 
 
 @pytest.mark.parametrize("name", list(DEALS))
