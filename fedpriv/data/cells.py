@@ -2,11 +2,13 @@
 
 A plain .csv file has commas, one header and the encoding UTF-8.  An add-on converts other files of text
 (`CellFormat`) and spreadsheets to such a text in memory.  Columns of a .parquet file that hold no texts keep their
-type.  Columns that cannot be read, such as lists, are an error only for a caller that asks for them.
+type.  A column that cannot be read, such as one of lists, is an error only if a caller asks for it, or if no
+column can be read.
 """
 
 import csv
 import io
+import json
 import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -190,7 +192,7 @@ def _cast_numbers(values: Any) -> NDArray[np.float64] | None:
         values: Arrow array of n values.
 
     Returns:
-        Numbers, (n,), or None if the values are of another kind than texts and numbers, or Arrow cannot cast each
+        Numbers, (n,), or None if the values are neither texts, integers nor floats, or Arrow cannot cast each
         that is not missing to a finite float64.
     """
     pa, compute = _import_arrow()
@@ -283,13 +285,13 @@ class RawTable:
     source: str
     """Name of the table in messages, such as the path of its file."""
     columns: Mapping[str, CellColumn]
-    """Columns by name, in the order of the file."""
+    """Readable columns by name, in the order of the file."""
     row_unit: str
     """Unit of the numbers that `locate_rows` returns: "line" or "row"."""
     locate_rows: Callable[[Sequence[int]], list[int]]
     """Function of row indices that returns the lines of the file, or the rows counted from 1."""
     unreadable: Mapping[str, str] = field(default_factory=dict)
-    """Reason why a column is passed over, by its name, or by its number if it has no name."""
+    """Reason why a column is passed over, by its name, or by "column 3" if the third has no name."""
 
     @staticmethod
     def from_texts(source: str, columns: Mapping[str, Sequence[str]]) -> "RawTable":
@@ -353,13 +355,13 @@ class RawTable:
             column: Name of the column.
 
         Returns:
-            One line, in which the text is sanitized and cut.
+            Description in which the text is sanitized, and cut if it is long.
         """
         text = sanitize_line(repr(self.columns[column][row]), _MAX_TEXT_LENGTH)
         return f"{self.source}, {self.row_unit} {self.locate_rows([row])[0]}, column {column!r}: {text}"
 
     def duplicate_count(self) -> int:
-        """Number of records that equal an earlier one in every column, by a hash of 64 bits."""
+        """Number of records that equal an earlier one in every readable column, by a hash of 64 bits."""
         hashes = np.zeros(len(self), np.uint64)
         for cells in self.columns.values():
             hashes = (hashes ^ cells.encode_values()[0].astype(np.uint64)) * _HASH_MULTIPLIER
@@ -394,7 +396,8 @@ def read_table(path: Path, cell_format: CellFormat = CellFormat()) -> RawTable: 
     except UnicodeDecodeError as error:
         raise InputError(
             f"{path}: is not in UTF-8 ({error}); save it as 'CSV UTF-8' in a spreadsheet, or, if it is Latin-1, "
-            f"with: iconv -f LATIN1 -t UTF-8 {shlex.quote(str(path))} > NEW.csv"
+            f"with: {'gzip -dc' if path.suffix.lower() == '.gz' else 'cat'} {shlex.quote(str(path))} | "
+            f"iconv -f LATIN1 -t UTF-8 > NEW{'.tsv' if '.tsv' in path.name.lower() else '.csv'}"
         ) from None
     except OSError as error:
         raise InputError(f"{path}: cannot be read as a table ({error})") from None
@@ -403,6 +406,8 @@ def read_table(path: Path, cell_format: CellFormat = CellFormat()) -> RawTable: 
 
 def write_rows(table: RawTable, rows: Sequence[int], path: Path) -> None:
     """Write records of the table as a CSV file, in the order of `rows`.
+
+    The file has the readable columns.
 
     Args:
         table: Table of the records.
@@ -512,7 +517,10 @@ def _check_rows(path: Path, cell_format: CellFormat) -> None:
     """Check that every record is CSV with as many values as the header.
 
     Raises:
-        InputError: A record is not.  The message names the line of the first one.
+        InputError: A record is not, and the message names the line of the first one, or the file cannot be
+            converted.
+        UnicodeDecodeError: The file is not in UTF-8.
+        OSError: The file cannot be read.
     """
     column_count = None
     for line, row in _iterate_records(path, cell_format):
@@ -538,10 +546,11 @@ def _number_rows(rows: Sequence[int]) -> list[int]:
 
 
 def _has_quotes(path: Path, cell_format: CellFormat) -> bool:
-    """Whether a quote occurs below the first line."""
+    """Whether a quote occurs below the first line, which may end with a carriage return alone."""
     with open_text(path, cell_format) as file:
-        file.readline()
-        return any(b'"' in block for block in iter(lambda: file.read(1 << 20), b""))
+        return b'"' in file.readline().partition(b"\r")[2] or any(
+            b'"' in block for block in iter(lambda: file.read(1 << 20), b"")
+        )
 
 
 def _read_parquet(path: Path) -> RawTable:
@@ -573,7 +582,7 @@ def table_from_columns(
     """Convert columns of Arrow to a table.
 
     Args:
-        columns: Chunked array of each column whose name is unique.
+        columns: Chunked array of each column whose name is unique and not in `unreadable`.
         names: Names of all columns, in their order.
         source: Name of the table in error messages.
         unreadable: Reason why a column is in no Arrow array, by its name, or None.
@@ -583,7 +592,7 @@ def table_from_columns(
     """
     pa, _ = _import_arrow()
     header, reasons = _check_header(names, source)
-    reasons |= unreadable or {}
+    reasons |= {name.strip(): reason for name, reason in (unreadable or {}).items()}
     cells = {}
     for name, label in zip(names, header, strict=True):
         if label in reasons:
@@ -654,8 +663,8 @@ def _check_header(names: Sequence[str], source: str) -> tuple[list[str], dict[st
     for separator, name in SEPARATORS.items():
         if len(labels) == 1 and separator in labels[0]:
             raise InputError(
-                f"{source}: seems to be separated by {name}; give separator = {separator!r} in the table's "
-                "section, which `fedpriv data inspect` writes"
+                f"{source}: seems to be separated by {name}; give separator = {json.dumps(separator)} in the "
+                "table's section, which `fedpriv data inspect` writes"
             )
     return labels, {
         label: "the name is given to several columns; give each its own"

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedpriv.core.errors import InputError, suggestion
-from fedpriv.data.cells import MISSING_TEXTS, RawTable
+from fedpriv.data.cells import RawTable
 from fedpriv.data.partition import TableSplit, split_rows
 from fedpriv.data.schema import OTHER_WORD, FeatureColumn, TableSchema
 
@@ -144,8 +144,8 @@ class EncodedTable(TableRows):
     raw_cells: NDArray[np.float64]
     """Cells before they are clipped or filled, (n, columns), in the order of `TableSchema.raw_columns`.
 
-    A number stands as it is, a word is its index in the vocabulary, and a missing value is NaN.  The site is NaN
-    if the table has no column for it.
+    A number stands as it is, a word is its index in the vocabulary, and a missing value is NaN.  If the table has
+    no column for the site, the site is NaN, or the number of the silo whose table it is (`load_silo_table`).
     """
 
 
@@ -321,13 +321,14 @@ def _read_numbers(table: RawTable, name: str) -> tuple[NDArray[np.float64], NDAr
     """Return a column's numbers, with 0 for a missing value, and the mask of the missing values.
 
     Raises:
-        InputError: A cell is no finite number.
+        InputError: A cell is neither a finite number nor missing, or the column is missing or cannot be read.
     """
     cells = table.column(name)
     numbers, is_missing = cells.to_numbers(), cells.is_missing
     if (bad := np.isnan(numbers) & ~is_missing).any():
         raise InputError(
-            f"{table.describe_cell(int(bad.argmax()), name)} is no finite number; give a column of words `values`"
+            f"{table.describe_cell(int(bad.argmax()), name)} is no finite number; a column of words has `values`, "
+            "and a target of words `classes`"
         )
     return np.where(is_missing, 0.0, numbers), is_missing
 
@@ -367,7 +368,7 @@ def _read_codes(
                 f', or "{OTHER_WORD}" for every other word' if key == "values" else ""
             )
             if key == _SPLIT_DESCRIPTION:
-                remedy = "; name a column of these two, or none: rows are then put aside by their place"
+                remedy = "; name a column of these two, or none: `test_share` then applies"
             row = int(is_unknown.argmax())
             hint = suggestion(cells[row], vocabulary)
             raise InputError(f"{table.describe_cell(row, name)} is not among {key}{hint}{remedy}")
@@ -379,7 +380,8 @@ def _read_persons(table: RawTable, name: str) -> NDArray[np.str_]:
     """Return the name of each row's person.
 
     Raises:
-        InputError: A row has no name, so that the row might belong to any person, or to one without other rows.
+        InputError: A row has no name, so that the row might belong to any person, or to one without other rows, or
+            the column is missing or cannot be read.
     """
     cells = table.column(name)
     if cells.is_missing.any():
@@ -397,7 +399,7 @@ def _refuse_missing(table: RawTable, schema: TableSchema, row: int) -> None:
     name = next(
         name
         for name, vocabulary in [*required_columns, (schema.target, schema.classes or ()), *times]
-        if (cell := table.columns[name][row]).lower() in MISSING_TEXTS and cell not in vocabulary
+        if table.columns[name].is_missing[row] and table.columns[name][row] not in vocabulary
     )
     raise InputError(
         f"{table.describe_cell(row, name)} is a missing value; give "

