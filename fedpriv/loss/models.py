@@ -222,7 +222,7 @@ def softmax_regression(
 def grid_denominator(features: int, norm: float) -> int | None:
     """Find the denominator to which exact releases round features of norms up to `norm`, a power of 2.
 
-    The norm times the denominator lies between 2^15 - 1 and 2^16 - 1.
+    The norm times the denominator lies between 2^15 - 1 and 2^16 - 1, up to rounding.
 
     Args:
         features: Number of features.

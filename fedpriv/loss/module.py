@@ -177,7 +177,7 @@ class ModuleObjective(BaseModuleObjective):
     def _per_record_gradients(
         self, points: Sequence[dict[str, Tensor]], records: Records
     ) -> list[dict[str, Tensor]]:
-        """Gradient of each record at each point, (B, *shape) by parameter, NaN where the module raises.
+        """Gradient of each record at each point, (B, *shape) by parameter, NaN where module or loss raises.
 
         vmap computes a batch of several records at once.  If it raises, each record is tried alone.  Records that
         raise get NaN.  If all of them raise, as they do if vmap cannot run the module, gradients are computed
@@ -223,11 +223,11 @@ class ModuleObjective(BaseModuleObjective):
         Args:
             points: Parameters by name, (*shape) each, at each point.
             records: Records of the batch, (B, …).
-            error: Error of the batch, which is raised if the module raises on every record at one of the points.
+            error: Error of the batch, which is raised if every record raises at one of the points.
 
         Returns:
-            Gradients (B, *shape) by parameter for each point, NaN where the module raises a RuntimeError, an
-            IndexError or a ValueError.
+            Gradients (B, *shape) by parameter for each point, NaN where module, loss or autograd raises a
+            RuntimeError, an IndexError or a ValueError.
         """
         gradients = []
         for parameters in points:
@@ -281,7 +281,7 @@ class ModuleObjective(BaseModuleObjective):
         )
 
     def _raises(self, points: Sequence[dict[str, Tensor]], record: Records) -> bool:
-        """Whether the module raises under vmap on a record, (1, …), at one of the points.
+        """Whether module or loss raises under vmap on a record, (1, …), at one of the points.
 
         A RuntimeError, an IndexError or a ValueError counts.  Other errors are passed on.
         """
