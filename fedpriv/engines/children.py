@@ -4,7 +4,7 @@ An engine gives its children the environment variable FLWR_HOME, a path in the e
 variable is inherited, so that it marks their children, too.
 
 `python -P -m fedpriv.engines.children HOME` waits until its standard input is closed, then ends the processes
-whose FLWR_HOME is in HOME, and removes HOME.
+whose FLWR_HOME is in HOME, with their descendants, and removes HOME.
 """
 
 import os
@@ -52,7 +52,13 @@ def reap_processes(home: Path) -> Iterator[None]:
     command, stop = [sys.executable, "-P", "-m", __name__, str(home)], threading.Event()
 
     def start_helper() -> "subprocess.Popen[bytes]":
-        return subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
+        return subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            start_new_session=True,
+            # This process may have FLWR_HOME by now, with which the helper would end itself.
+            env={name: value for name, value in os.environ.items() if name != "FLWR_HOME"},
+        )
 
     helper = start_helper()
 

@@ -158,7 +158,7 @@ def quiet_flower_logs() -> Iterator[None]:
 
 @contextmanager
 def _delay_garbage_collection() -> Iterator[None]:
-    """Raise the threshold of garbage collection within this context.
+    """Set the threshold of garbage collection to 100,000 objects within this context.
 
     Messages create many containers, and a frequent search for cycles among them takes time.
     """

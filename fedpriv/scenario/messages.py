@@ -120,9 +120,9 @@ def _format_findings(
 ) -> str:
     """Format all findings on one key in one line.
 
-    A key that may have one of several types has a finding for each type.  The line has a suggestion for an unknown
-    key, the description of a missing key, the message of a validator of fedpriv, or otherwise the value, what each
-    type accepts, and a note if other libraries have the value.
+    A key that may have one of several types may have a finding for each type.  The line has a suggestion for an
+    unknown key, any description of a missing key, the message of a validator of fedpriv, or otherwise the value,
+    what each type accepts, and a note if other libraries have the value.
 
     Args:
         findings: Findings on the key, one at least.
@@ -166,7 +166,7 @@ def _format_expectation(finding: ErrorDetails) -> str:
 
 
 def _is_union_branch(part: str | int) -> bool:
-    """Whether a part of pydantic's path names the member of a union, which no user wrote."""
+    """Whether a part of pydantic's path looks like the member of a union, as a user's key "int" does, too."""
     if not isinstance(part, str):
         return False
     return part in {"float", "int", "str", "bool"} or part.startswith(
@@ -197,8 +197,8 @@ def _close_keys(
 ) -> tuple[list[str], list[str]]:
     """Return the known keys that resemble an unknown one, and all known keys.
 
-    Known keys are those of the section in which the unknown one stands.  A key at the top of `model` may also be
-    meant for a section of it, as SECTION.KEY.
+    Known keys are those of the section in which the unknown one stands, and of `other_model`.  A key at the top of
+    `model` may also be meant for a section of it, as SECTION.KEY.
 
     Args:
         path: Keys from `model` to the unknown key, the key last.
@@ -224,10 +224,17 @@ def _close_keys(
 
 
 def _format_suggestion(path: list[str], model: type[BaseModel], other_model: type[BaseModel] | None) -> str:
-    if (synonym := _SYNONYMS.get(path[-1].lower())) is not None:
-        return f"; the key is {synonym}"
     close, known_keys = _close_keys(path, model, other_model)
-    return f"; did you mean {close[0]!r}?" if close else f"; known keys here: {', '.join(known_keys) or 'none'}"
+    section, _, key = (synonym := _SYNONYMS.get(path[-1].lower(), "")).partition(".")
+    # A policy has none of these sections, and not every algorithm has a step and a clip.
+    is_key = bool(other_model and section) and (section != "algorithm" or key in known_keys)
+    return (
+        f"; the key is {synonym}"
+        if is_key or section in model.model_fields
+        else f"; did you mean {close[0]!r}?"
+        if close
+        else f"; known keys here: {', '.join(known_keys) or 'none'}"
+    )
 
 
 def _format_description(path: list[str], model: type[BaseModel]) -> str:
@@ -240,7 +247,7 @@ def format_fitting_batches(records: int, batches: int, batch: int) -> str:
 
     Args:
         records: Number of training records.
-        batches: Number of batches that a run would read.
+        batches: Number of batches of one pass.
         batch: Number of records of each of them.
     """
     batch_count, batch_size = records // batch, records // batches

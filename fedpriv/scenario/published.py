@@ -131,20 +131,23 @@ class Growth(BaseModel):
     factor: float | None = None
     """Factor of the target, which `smallest` needs."""
     scale: float = 1.0
-    """Product L R, the unit of the target factor · scale · (1/√n + √d/(ε n))."""
+    """Product L R, the unit of the target factor · scale · (1/√n + √d/(ε n)).
+
+    Without noise the target has no term √d/(ε n).
+    """
     over: Literal["best", "worst"] = "best"
-    """Point of all other swept keys that counts: the one with the smallest or with the largest mean."""
+    """Point of all other swept keys that counts without `smallest`, of the smallest or the largest mean."""
     chosen_on: list[int] = []
-    """Seeds on which that point is chosen and which count for nothing else, or none to choose on all."""
+    """Seeds that serve only for the choice of that point, or none to choose on all."""
     start: float | None = None
-    """Metric without training, or None: values from it on are shown and not fitted."""
+    """Metric without training, or None: without `smallest` values from it on are not fitted."""
     floor: float = 0.0
-    """Metric that more records do not lower: values up to it are shown and not fitted."""
+    """Metric that more records do not lower: without `smallest` values up to it are not fitted."""
     theory: dict[str, float] = {}
-    """Theoretical exponents by value of `by`, or none if overrides change the setting of the theory."""
+    """Theoretical exponents by value of `by`, dropped if overrides or `fedpriv tune` change the setting."""
 
     def without_theory_if(self, changed: list[str]) -> "Growth":
-        """Return the layout without theoretical exponents if any key was changed."""
+        """Return the section without theoretical exponents if any key was changed."""
         return self.model_copy(update={"theory": {}}) if changed else self
 
 
@@ -161,7 +164,7 @@ class PublishedValues:
     column_values: list[Any]
     """Values of the swept key `tables.columns`, one for each column."""
     withheld_keys: list[str] = dataclasses.field(default_factory=list)
-    """Overridden keys that hide the published values, and a text if `fedpriv tune` chose settings."""
+    """Changed keys that hide the published values, and a text if `fedpriv tune` chose settings."""
 
     def to_data(self) -> dict[str, Any]:
         """Return plain data for results.json, which `from_data` reads."""
@@ -276,9 +279,10 @@ _NEUTRAL_KEYS = ("name", "title", "seed", "run", "deployment", "label")
 
 
 def find_changed_keys(file_tree: Mapping[str, Any], fixed_values: Mapping[str, Any]) -> list[str]:
-    """Return the overridden keys that change the setting for which values were published.
+    """Return the overridden keys that may change the setting for which values were published.
 
-    A key of `_NEUTRAL_KEYS`, or a value that the file has as well, changes nothing.
+    A key of `_NEUTRAL_KEYS`, or a value that the file has as well, changes nothing.  The default value of a key
+    that the file leaves out counts as a change.
 
     Args:
         file_tree: Nested keys of the file.
@@ -312,7 +316,7 @@ class TunedChoice(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     when: dict[str, Any]
-    """Values of the swept keys at the point."""
+    """Values of the swept keys at the point, or of algorithm.name if nothing is swept."""
     mu: float | None = Field(None, gt=0, allow_inf_nan=False)
     """Privacy parameter μ of every run of a private choice, or None for a choice that is not private."""
 
@@ -327,7 +331,7 @@ class Tuning(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     settings: int = Field(ge=1)
-    """Number of settings in the grid of every row, or tried from it."""
+    """Number of settings that were tried for the first row, or after a private choice those of its grid."""
     held_out: int = Field(ge=1)
     """Number of held-out training records on which settings were compared."""
     metric: str

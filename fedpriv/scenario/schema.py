@@ -439,7 +439,7 @@ class Cell(Section):
 
     @property
     def batch_sizes(self) -> tuple[int, ...]:
-        """Number of records of each silo in one round, expected under sampling, or the size of the cohort.
+        """Number of records of each silo in one batch, expected under sampling, or the size of the cohort.
 
         If persons or clients are the unit of protection, they are counted in place of records.  The sizes are
         public.
@@ -450,8 +450,8 @@ class Cell(Section):
     def unread_count(self) -> int:
         """Number of `federation.samples` that no silo holds.
 
-        Every round reads equally many records of a silo, and the remainder is not read.  If an algorithm reads a
-        batch in each round of a pass, the remainder is
+        Batches of a silo have equally many records, and the remainder is not read.  If an algorithm reads a batch
+        in each round of a pass, the remainder is
 
         - below batch · silos for sizes by `batch`, which is 1 by default without `rounds`,
         - below (rounds of a pass) · silos if `rounds` and `samples` decide sizes that are equal,

@@ -49,8 +49,9 @@ class FederationSection(Section):
     * `rounds`, `samples` and `batch`: a pass has as many rounds as the samples suffice for, and passes follow each
       other until all rounds are done.
 
-    Records that do not fill a round are left out.  Persons or clients are counted in place of records if they are
-    the unit of protection.
+    Numbers of records hold in expectation if records are drawn, and an algorithm may read several batches in a
+    round.  Records that do not fill a round are left out.  Persons or clients are counted in place of records if
+    they are the unit of protection.
 
     With `clients` and `cohort` a trusted server keeps one pool of clients in place of silos.  A round reads a
     cohort of them.
@@ -246,7 +247,7 @@ class RunBudget:
     A cell gets its budget when it is validated or derived (`Cell.model_post_init`, `Cell.derive_cell`), and keeps
     it through all copies.  Other code reads it, and never computes it from keys of the cell.
 
-    Guarantee: rounds_mu² + other_mu² is at most the square of the promise.
+    Guarantee: rounds_mu² + other_mu² is at most the square of the promise, if the promise is 1e-290 or more.
     """
 
     rounds_mu: float | None
@@ -313,13 +314,13 @@ class PrivacySection(Section):
         names = [name for name in _TARGETS if isinstance(values, dict) and isinstance(values.get(name), list)]
         if len(names) != 1 or not all(
             isinstance(target, int | float) and target is not True and 0 < target <= sys.float_info.max
-            for target in values[names[0]]
+            for target in values[names[0]] or [None]  # an empty list is no list of targets
         ):
             return values
         if values.get("shares") is not None:
             raise ValueError(f"{names[0]} has a number for each silo, and so has shares: leave out one")
         targets = [float(target) for target in values[names[0]]]
-        largest = max(targets, default=0.0)
+        largest = max(targets)
         shares = [target / largest for target in targets]
         # No share gives a silo more than its number.
         exact = [
@@ -467,7 +468,7 @@ class RunSection(Section):
 class DeploymentSection(Section):
     """Section [deployment]: a server's treatment of silos that do not reply.
 
-    In simulations silos are absent only by `federation.drop_out` and `federation.away`.
+    In simulations by the engines of fedpriv silos are absent only by `federation.drop_out` and `federation.away`.
     """
 
     patience: Positive = Field(600.0, description="seconds to wait for the silos of a round before giving up")

@@ -156,6 +156,26 @@ def test_a_killed_cleanup_helper_process_is_replaced(tmp_path: Path, monkeypatch
     assert list_helpers() == []
 
 
+def test_guarantee_a_replaced_cleanup_helper_is_none_of_the_processes_that_it_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Was: started when its owner had FLWR_HOME itself, as with --workers, it ended itself before the others."""
+    monkeypatch.setattr("fedpriv.engines.children._CHECK_SECONDS", 0.05)
+
+    def helpers() -> list[psutil.Process]:
+        return [child for child in psutil.Process().children() if child.status() != psutil.STATUS_ZOMBIE]
+
+    others = helpers()
+    with reap_processes(tmp_path):
+        monkeypatch.setenv("FLWR_HOME", str(tmp_path))
+        (first,) = (helper for helper in helpers() if helper not in others)
+        first.kill()
+        wait_for(lambda: any(helper not in (first, *others) for helper in helpers()))
+        (second,) = (helper for helper in helpers() if helper not in (first, *others))
+        wait_for(lambda: "fedpriv.engines.children" in second.cmdline())  # after exec
+        assert "FLWR_HOME" not in second.environ()
+
+
 @pytest.mark.slow
 def test_a_replaced_cleanup_helper_ends_the_processes_of_a_killed_owner(tmp_path: Path) -> None:
     code = (

@@ -49,6 +49,13 @@ BAD_KEYS: list[tuple[dict[str, Any], list[str]]] = [
     ({"privacy__rho": "four"}, ["privacy.rho = 'four': expected a number"]),
     ({"privacy__rho": float("inf")}, ["privacy.rho = inf: expected a finite number"]),
     ({"privacy__rho": float("nan")}, ["privacy.rho = nan: expected"]),
+    ({"privacy__rho": []}, ["privacy.rho = []: expected a number"]),  # was 0.0, which nobody wrote
+    # was "the key is algorithm.step", which this algorithm does not have
+    (
+        {"algorithm": {"name": "noisy-newton", "trust": "untrusted", "lr": 0.1}},
+        ["algorithm.lr: unknown key; known keys here: name, trust, clip"],
+    ),
+    ({"algorithm__lr": 0.1}, ["algorithm.lr: unknown key; the key is algorithm.step"]),
     ({"privacy__delta": 1.0}, ["privacy.delta = 1.0: expected a number below 1"]),
     (
         {"privacy__relation": None},

@@ -387,6 +387,8 @@ def test_the_policy_template_is_valid_and_lists_every_key(tmp_path: Path) -> Non
         ({"query": 0.0}, "", r"allow\.query"),
         ({"budget": -1.0}, "", r"allow\.budget = -1\.0: expected a number above 0"),
         ({}, "budgett = 1.0", r"silo-0\.toml: allow\.budgett: unknown key; did you mean 'budget'\?$"),
+        # was "the key is algorithm.clip", which is a key of scenarios
+        ({}, "clip_norm = 1.0", r"silo-0\.toml: allow\.clip_norm: unknown key; did you mean 'clip'\?$"),
         *[({}, f"memory = {size}", r"silo-0\.toml: allow\.memory") for size in
           ('"512 MB"', "-1", '"1 KiB"', "true", '"much"')],
     ],
