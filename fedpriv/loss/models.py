@@ -482,7 +482,7 @@ def add_model(name: str, model: Model) -> None:
     """Add a row of the user to the table, or replace the user's row of that name.
 
     Args:
-        name: Name of the model in scenarios.
+        name: Name of the model in scenarios, not an import path.
         model: Row of the table.
 
     Raises:

@@ -551,7 +551,7 @@ def make_bfloat16_view(objective: Objective, records: Records) -> Bfloat16View:
         view.for_batch(BatchLayout(1, ((0, 1),), np.zeros(1, np.int64))).increment(
             Query((point,)), Batch(probe, point.new_ones(1)), 1.0
         )
-    except (RuntimeError, TypeError, ValueError) as error:
+    except (RuntimeError, TypeError, ValueError, LookupError, AttributeError, AssertionError) as error:
         reason = str(error).split("\n")[0]
         raise InputError(
             f'run.passes = "bfloat16": the model cannot compute in it ({reason}); leave it out'

@@ -8,19 +8,21 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import nn
 
 from benchmarks.client_models import Transformer, convolutional
 from fedpriv.core.errors import InputError
 from fedpriv.loss.layered import make_module_objective
 from fedpriv.loss.linear import SoftmaxRegression
 from fedpriv.loss.losses import CrossEntropy
+from fedpriv.loss.module import ModuleObjective
 from fedpriv.loss.objective import Batch, Objective, Query, Records, make_bfloat16_view
 from fedpriv.plan.task import load_task
 from fedpriv.scenario.load import resolve_cell
 from fedpriv.scenario.schema import Cell
 from tests.conftest import small_tree
 from tests.engines.test_engines import run
-from tests.loss.builders import ones, pick_one, sum_increments
+from tests.loss.builders import Net, ones, pick_one, sum_increments
 
 OBJECTIVES: dict[str, Callable[[], Objective]] = {
     "softmax": lambda: SoftmaxRegression(784, 10, feature_norm=28.0),
@@ -83,6 +85,19 @@ def test_whole_numbers_up_to_256_are_taken() -> None:
     records = pictures(5)
     records.features[:, 3] = torch.tensor([1.0, 256.0, 3.0, 0.0, 9.0])
     make_bfloat16_view(OBJECTIVES["softmax"](), records)
+
+
+@pytest.mark.parametrize("error", [KeyError, AssertionError, AttributeError])
+def test_a_module_that_refuses_bfloat16_by_any_usual_error_is_refused(error: type[Exception]) -> None:
+    def call(net: Any, values: torch.Tensor) -> torch.Tensor:
+        if values.dtype == torch.bfloat16:
+            raise error("no rule for this type")
+        outputs: torch.Tensor = net.layer(values)
+        return outputs
+
+    objective = ModuleObjective(Net(call, layer=nn.Linear(784, 10)), CrossEntropy(), 0)
+    with pytest.raises(InputError, match="cannot compute in it"):
+        make_bfloat16_view(objective, pictures(3))
 
 
 def cell(*, momentum: bool = False, **overrides: Any) -> Cell:
