@@ -109,7 +109,9 @@ def is_user_data(name: str) -> bool:
 
 
 def load_user_data(name: str) -> Dataset:
-    """Load and check a data set that was added, whose function may raise errors of its own.
+    """Load and check a data set that was added.
+
+    Errors of the function that loads it are raised unchanged.
 
     Raises:
         InputError: An array cannot be used, or both parts differ in shape or kind.
@@ -153,7 +155,7 @@ ARGUMENT_NAMES = "train, test"
 
 
 def display_name(name: str) -> str:
-    """Return the name of a data set for an error message, which is "train" for a name of records in memory."""
+    """Return a data set's name for an error message, or "train" for a name of records in memory."""
     return "train" if name.startswith(IN_MEMORY_PREFIX) else name
 
 

@@ -63,7 +63,7 @@ class Dataset:
     row_indices: tuple[NDArray[np.int64], NDArray[np.int64]] | None = None
     """Row numbers of the training and the test records in a table's file, from 0, or None."""
     raw_cells: NDArray[np.float64] | None = None
-    """Raw cells of the training records (`EncodedTable.raw_cells`), (n, columns), or None if not requested."""
+    """Raw cells of the training records (`EncodedTable.raw_cells`), (n, columns), or None."""
 
 
 @dataclass(frozen=True)
