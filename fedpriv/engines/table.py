@@ -35,16 +35,16 @@ from fedpriv.core.limits import LIMIT_REMEDIES, memory_limits, memory_usage
 from fedpriv.engines.vectorized.checkpoints import NO_CHECKPOINTS, Checkpoints
 from fedpriv.engines.vectorized.silos import NUMBERS_PER_EXTRA_VALUE, group_cells
 from fedpriv.participation.orders import PublicOrder
-from fedpriv.plan.plan import Plan, make_plan
+from fedpriv.plan.plan import Plan, draw_absences, make_plan
 from fedpriv.plan.task import Task, load_task
 from fedpriv.rounds.floats import rounds_per_draw
 from fedpriv.scenario.schema import Cell
 
 _FLOAT64_BYTES = 8
 _NOISE_BLOCK_COUNT = 4
-"""Most blocks of noise in memory: one in use, two prefetched, one being drawn."""
+"""Number of blocks of noise in the estimate: one in use, two prefetched, and one for copies."""
 _NOISE_BLOCK_VALUES = 2**21
-"""Values of a block of noise, unless one round has more."""
+"""Most values of a block of noise, unless one round has more."""
 _VECTORS_PER_REPLICATE = 8
 """Vectors of a replicate in a round.
 
@@ -53,10 +53,10 @@ They are query, increments, their sum, noise, mean, step, and two temporary ones
 _INPROCESS_VECTORS = 14
 """Float64 vectors in a round of the in-process engine, with messages.
 
-One silo and the server compute at a time.
+They are those of one silo and of the server, since silos compute one after another.
 """
 _BYTES_PER_SILO = 2**17
-"""Bytes of a simulated silo, whatever its model."""
+"""Bytes of a simulated silo besides its vectors."""
 _SCRATCH_BYTES = 96 * 2**20
 """Bytes of torch and of the increments of a few records, whatever the model's size."""
 _NUMBERS_PER_RECORD = 16
@@ -66,12 +66,12 @@ _MIN_SHOWN_BYTES = 2**20
 
 @dataclass(frozen=True)
 class MemoryNeed:
-    """Largest number of bytes that a run takes."""
+    """Estimate of the largest number of bytes that a run takes."""
 
     resident: int
     """Bytes that this process has: the program and the records."""
     parts: dict[str, int]
-    """Bytes that the run adds, by purpose."""
+    """Bytes that the run adds in one process, by purpose."""
     processes: int = 1
     """Number of processes that take these bytes at the same time."""
 
@@ -101,19 +101,20 @@ def estimate_memory(cells: Sequence[Cell], engine: str, workers: int = 1) -> Mem
         workers: Number of processes that run groups of cells at once.
 
     Raises:
-        InputError: There is no such engine, it cannot compute a cell, or a cell cannot be loaded or planned.
+        InputError: There is no such engine, the vectorized engine cannot compute a cell, or a cell cannot be
+            loaded or planned.
     """
     engine_row = find_engine_row(engine)
     if engine_row.group_cells is None or not cells:
         return None
-    largest: dict[str, int] = {}
-    for members in engine_row.group_cells(cells):
+    largest, groups = dict[str, int](), engine_row.group_cells(cells)
+    for members in groups:
         group = [cells[index] for index in members]
         task, measure = load_task(group[0]), _vectorized_memory if engine == "vectorized" else _inprocess_memory
         parts = measure(make_plan(group[0], task.objective), task, group)
         if sum(parts.values()) > sum(largest.values()):
             largest = parts
-    return MemoryNeed(_resident_bytes(), largest, min(workers, len(cells)))
+    return MemoryNeed(_resident_bytes(), largest, min(workers, len(groups)))
 
 
 def check_memory(cells: Sequence[Cell], engine: str, workers: int = 1) -> MemoryNeed | None:
@@ -128,20 +129,22 @@ def check_memory(cells: Sequence[Cell], engine: str, workers: int = 1) -> Memory
         The estimate, or None if there is none for this engine or for no cells (`estimate_memory`).
 
     Raises:
-        InputError: There is too little memory, the engine cannot compute a cell, or a cell cannot be loaded or
-            planned.
+        InputError: There is too little memory, or `estimate_memory` refuses the cells.
     """
-    available, limit = available_memory(min(workers, len(cells)))
     need = estimate_memory(cells, engine, workers)
+    available, limit = available_memory(1 if need is None else need.processes)
     if need is None or need.total <= available:
         return need
     remedies = {
         "fewer processes (--workers)": need.processes > 1,
-        "fewer cells at a time (--set seeds=1, a narrower sweep; --resume with the others)": (
-            len(cells) > 1 and engine == "vectorized"
-        ),
+        "fewer cells at a time (--set seeds=1, or a narrower sweep)": (len(cells) > 1 and engine == "vectorized"),
         'run.dtype = "float32"': cells[0].run.dtype == "float64",
-        "--engine vectorized, which keeps no silo by itself": engine == "inprocess",
+        "--engine vectorized, which keeps no silo by itself": (
+            engine == "inprocess"
+            and cells[0].run.arithmetic == "float"
+            and cells[0].absence_key is None  # an absent silo has noise of its own
+            and make_plan(cells[0], load_task(cells[0]).objective).estimator.round(1).local is None
+        ),
         "a smaller model or batch, or a machine with more": True,
     }
     advice, location = (
@@ -186,8 +189,9 @@ def _vectorized_memory(plan: Plan, task: Task, cells: Sequence[Cell]) -> dict[st
     """Estimate the bytes of the vectorized engine for one group of replicates, by purpose.
 
     A replicate is a cell of the group.  Its state is the optimizer's vectors, and those of the running sum, of
-    past rounds and of the mechanism.  If silos take local steps, each silo has all of these but the optimizer's.
-    States count twice, before and after a round, and twice again in a checkpoint.  Directions and copies are
+    past rounds and of the mechanism.  If silos take local steps, all of these but the optimizer's count for each
+    silo.  States count twice, before and after a round, and twice again in a checkpoint.  A silo that is absent in
+    some round, and adds noise, has the state of its noise (`absence_corrections`).  Directions and copies are
     values that a loss makes besides increments, such as random directions or augmented copies of records.
 
     Args:
@@ -198,8 +202,13 @@ def _vectorized_memory(plan: Plan, task: Task, cells: Sequence[Cell]) -> dict[st
     Returns:
         Bytes that the run adds, by purpose.
     """
-    count = len(cells)
-    size, vector = task.train.features.element_size(), plan.objective.dimension
+    count, size, vector = len(cells), task.train.features.element_size(), plan.objective.dimension
+    absent_silos = {
+        silo
+        for cell in cells
+        if plan.noise.sources and not cell.algorithm.trust_setting.noise_at_server
+        for silo in draw_absences(cell).rounds
+    }
     silos = len(plan.batch_sizes) if plan.estimator.round(1).local is not None else 1
     states = count * vector * size * (_count_optimizer_vectors(plan) + silos * _count_accumulator_vectors(plan))
     draws = max(plan.mechanism.draws(t) or 1 for t in range(1, plan.schedule.rounds + 1))
@@ -208,6 +217,7 @@ def _vectorized_memory(plan: Plan, task: Task, cells: Sequence[Cell]) -> dict[st
         "noise": _NOISE_BLOCK_COUNT * max(_NOISE_BLOCK_VALUES, count * silos * vector * draws) * size
         if plan.noise.sources
         else 0,
+        "absent silos": count * vector * size * len(absent_silos) * _count_accumulator_vectors(plan),
         "directions and copies": count * NUMBERS_PER_EXTRA_VALUE * plan.extra_values * size,
         "rounds": count * vector * size * _VECTORS_PER_REPLICATE
         + _SCRATCH_BYTES
@@ -236,7 +246,7 @@ def _inprocess_memory(plan: Plan, task: Task, cells: Sequence[Cell]) -> dict[str
 
 
 def _count_optimizer_vectors(plan: Plan) -> int:
-    """Count the vectors of an optimizer's state, in the state of a model of one number."""
+    """Count the vectors of an optimizer's state, at least 1, in the state of a model of one number."""
     return max(1, _count_tensors(plan.optimizer.start(plan.objective.initial()[:1])))
 
 
@@ -249,7 +259,7 @@ def _count_tensors(state: Any) -> int:
 
 
 def _count_accumulator_vectors(plan: Plan) -> int:
-    """Count the vectors of a running sum, of the past vectors, and of the mechanism state."""
+    """Upper bound on the number of vectors of a running sum, of its past vectors, and of the mechanism state."""
     first_round = plan.estimator.round(1)
     past_vectors = plan.estimator.memory if first_round.split is None else 2 + first_round.split.rounds_per_epoch
     workload = make_silo_stream(plan, 0, plan.schedule.rounds).workload if plan.noise.sources else None
@@ -260,14 +270,14 @@ def _record_bytes(plan: Plan, task: Task, cells: Sequence[Cell]) -> int:
     """Estimate the bytes of a round's records and of the numbers computed for each record.
 
     Records are gathered once for each order of records, or for each cell if they are drawn, and are twice in
-    memory.  The estimate includes the numbers computed for the test records.
+    memory.  The estimate includes the numbers computed for the test records, which all cells evaluate at once.
     """
     size, record_values = task.train.features.element_size(), task.train.features[0].numel()
     orders = len({cell.seed for cell in cells}) if isinstance(plan.schedule, PublicOrder) else len(cells)
     records_per_round = sum(map(plan.record_capacity, range(len(plan.batch_sizes))))
     return size * (
         2 * orders * records_per_round * record_values
-        + _NUMBERS_PER_RECORD * (len(cells) * records_per_round + len(task.test.labels))
+        + _NUMBERS_PER_RECORD * len(cells) * (records_per_round + len(task.test.labels))
     )
 
 
@@ -309,7 +319,7 @@ class Connection:
     Without an address, a run whose engine needs a SuperLink starts its own.
 
     Raises:
-        InputError: The address has another form, or certificates are given without an address or do not exist.
+        InputError: The address has another form, or certificates are given without an address or are no file.
     """
 
     superlink: str | None = None
@@ -404,7 +414,7 @@ _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # names of two settings in glibc's ma
 _NEVER_TRIM = -1
 """Value of the first setting with which freed memory at the end of the heap is never returned."""
 _MAX_RETAINED_BYTES = 2**27
-"""Size in bytes up to which a freed block is kept.
+"""Size in bytes below which a freed block is kept.
 
 A heap with holes of freed blocks can take twice the memory in use.  Larger blocks return to the system at once.
 """
@@ -418,8 +428,8 @@ _MALLOC_VARIABLES = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "MALLOC
 def retain_freed_pages() -> Iterator[None]:
     """Keep freed memory in the process within this context, and return it after the last such context.
 
-    Blocks above 128 MiB, or above 32 MiB with glibc before 2.35, are returned at once.  The context has no effect
-    if malloc is not glibc's, or if an environment variable configures it.
+    Blocks of 128 MiB or more, or of 32 MiB or more with glibc before 2.35, are returned at once.  The context has
+    no effect if malloc is not glibc's, or if the environment has tunables of malloc or one of `_MALLOC_VARIABLES`.
     """
     libc = _load_glibc()
     if libc is None:
@@ -443,7 +453,7 @@ def retain_freed_pages() -> Iterator[None]:
 def _load_glibc() -> ctypes.CDLL | None:
     """Load the C library, or return None if the thresholds of malloc cannot or must not be set.
 
-    They must not be set if an environment variable configures malloc.
+    They must not be set if the environment has tunables of malloc or one of `_MALLOC_VARIABLES`.
     """
     if any(name in os.environ for name in _MALLOC_VARIABLES) or "glibc.malloc" in os.environ.get(
         "GLIBC_TUNABLES", ""
@@ -457,4 +467,4 @@ def _load_glibc() -> ctypes.CDLL | None:
 
 
 _ACTIVE_RUNS: list[ctypes.CDLL] = []
-"""An entry for each context of `retain_freed_pages` that has not ended, in all threads."""
+"""An entry for each context of `retain_freed_pages` that set thresholds and has not ended, in all threads."""

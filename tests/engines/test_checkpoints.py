@@ -191,7 +191,10 @@ def test_a_damaged_checkpoint_is_reported_and_its_rounds_are_recomputed() -> Non
     memory, name, content = interrupted(cell)
     whole, _ = run([cell], Checkpoints())
     middle = len(content) // 2
-    for damaged in (b"", content[:middle], content[:middle] + b"\0\0\0\0" + content[middle + 4 :], b"PK" * 40):
+    spoiled = content[:middle] + b"\0\0\0\0" + content[middle + 4 :]
+    entry = content.index(b"PK\x01\x02")
+    encrypted = content[: entry + 8] + b"\x01" + content[entry + 9 :]  # a flag of the zip file, which was an error
+    for damaged in (b"", content[:middle], spoiled, encrypted, b"PK" * 40):
         memory.contents[name], memory.stop = damaged, None
         resumed, recorder = run([cell], memory)
         assert resumed == whole

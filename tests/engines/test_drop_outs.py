@@ -105,6 +105,13 @@ def test_both_engines_agree_on_absent_silos_and_meet_the_epsilon_target(
         assert 3.9 < claim_of(outcome.releases).guarantee.epsilon_of(1e-5) <= 4.0 + 1e-9
 
 
+def test_absent_silos_of_a_sweep_over_trusts_take_their_own_noise_away() -> None:
+    """Was: in a group whose first cell has the server's noise, absent silos counted with fresh noise."""
+    cells = [dropping(trust) for trust in ("trusted", "untrusted")]
+    assert group_cells(cells) == [[0, 1]]
+    run_together(cells, share=1e-9)
+
+
 def test_both_engines_agree_on_absent_silos_with_persons(tmp_path: Path) -> None:
     outcome, _ = run_on_both(person_cell(tmp_path, federation__away={"1": [1, 2, 7]}))
     assert outcome.missed == {1: (1, 2, 7)}

@@ -2,24 +2,28 @@
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from benchmarks.long_vectors import vectors_at_peak
 from fedpriv.core.errors import InputError
 from fedpriv.core.limits import LIMIT_REMEDIES
 from fedpriv.engines import table
 from fedpriv.engines.vectorized.silos import group_cells
+from fedpriv.loss.objective import Records
 from fedpriv.noise.registry import SELECTABLE_MECHANISMS
 from fedpriv.papers.table import ALGORITHMS
+from fedpriv.plan.task import load_task
 from fedpriv.scenario.load import parse_scenario, resolve_cell
 from fedpriv.scenario.schema import Cell
 from fedpriv.study.sweep import RunOptions, run_sweep
 from tests.cli.command import fedpriv
 from tests.conftest import small_tree
-from tests.engines.builders import ENGINES, refusal, run_python, small_cell
+from tests.engines.builders import ENGINES, plan_cell, refusal, run_python, small_cell
 from tests.engines.test_every_row import SETTINGS
 from tests.parts import in_parts
 
@@ -57,6 +61,28 @@ def test_the_memory_estimate_grows_with_cells_and_worker_processes() -> None:
     apart = estimate(cells, "inprocess", workers=3)
     assert apart.total == 3 * (apart.resident + sum(apart.parts.values()))
     assert table.estimate_memory(cells, "deployment") is None
+    assert estimate(cells, "vectorized", workers=3).processes == 1  # one group, which one process computes
+
+
+def test_the_memory_estimate_includes_the_test_records_of_every_cell() -> None:
+    """Was: those of one cell, half of the peak of 300 cells with 20,000 test records."""
+    cells = [small_cell(seed=seed) for seed in range(4)]
+    task = load_task(cells[0])
+    more = replace(task, test=Records(*(torch.cat([column, column]) for column in task.test)))
+    few, many = (table._record_bytes(plan_cell(cells[0]), each, cells) for each in (task, more))
+    assert many - few == 4 * 16 * len(task.test.labels) * 8
+
+
+def test_the_memory_estimate_includes_the_noise_of_absent_silos() -> None:
+    """Was: a quarter of the peak of 400 silos with a perceptron."""
+    sgd, drop_out = sections_of("dp-sgd", trust="untrusted"), {"silos": 20, "rounds": 8, "drop_out": 0.3}
+    present, absent = (
+        sum(estimate([small_cell(**sgd, model=PERCEPTRON, federation=federation)], "vectorized").parts.values())
+        for federation in ({**drop_out, "drop_out": 0.0}, drop_out)
+    )
+    assert absent - present >= 15 * 203_530 * 8
+    trusted = small_cell(**sections_of("dp-sgd", trust="trusted"), model=PERCEPTRON, federation=drop_out)
+    assert estimate([trusted], "vectorized").parts["absent silos"] == 0
 
 
 @pytest.mark.parametrize(
@@ -69,6 +95,11 @@ def test_the_memory_estimate_grows_with_cells_and_worker_processes() -> None:
         ),
         ({"run__dtype": "float32"}, "inprocess", "--engine vectorized, which keeps no silo by itself"),
         ({"sweep": {"seeds": 3}}, "inprocess", 'run.dtype = "float32"; or --engine vectorized'),  # cell by cell
+        (
+            {"run__dtype": "float32", "run__arithmetic": "integers"},
+            "inprocess",
+            "a smaller model or batch",
+        ),  # not the engine that has no integers
         ({"run__dtype": "float32"}, "vectorized", "a smaller model or batch, or a machine with more"),
     ],
 )

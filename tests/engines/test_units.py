@@ -26,6 +26,7 @@ from tests.engines.builders import (
     refusal,
     run_cell,
     run_on_both,
+    run_together,
     small_cell,
     store_and_load,
 )
@@ -210,6 +211,16 @@ def test_settings_incompatible_with_protecting_persons_are_refused(
 ) -> None:
     with refusal(line):
         plan_cell(person_cell(tmp_path, **changes))
+
+
+def test_cells_with_other_units_of_protection_do_not_run_together(tmp_path: Path) -> None:
+    """Was: a sweep over units trained all cells on the units of the first, such as clients in place of persons."""
+    data, federation = persons_tree(tmp_path)["data"], {"silos": 2, "rounds": 2, "batches": [3, 2]}
+    cells = [
+        person_cell(tmp_path, data={**data, "partition": "iid"}, federation=federation, privacy__unit=unit)
+        for unit in ("client", "user")
+    ]
+    run_together(cells, "vectorized", atol=0.0)
 
 
 def test_the_unit_of_protection_can_cover_persons_in_several_silos(tmp_path: Path) -> None:

@@ -1,1 +1,1 @@
-"""Vectorized engine: all seeds and noise levels of a sweep in one program."""
+"""Vectorized engine: cells of a sweep that differ in seeds and some numbers, computed together."""

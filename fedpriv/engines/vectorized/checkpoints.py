@@ -27,7 +27,7 @@ FORMAT = 2
 _PLAIN_TYPES = (bool, int, float, str, type(None))
 
 
-_DAMAGE_ERRORS = (ValueError, KeyError, TypeError, IndexError, EOFError, OSError, zipfile.BadZipFile)
+_DAMAGE_ERRORS = (ValueError, KeyError, TypeError, IndexError, RuntimeError, EOFError, OSError, zipfile.BadZipFile)
 
 Metrics = Mapping[str, float]
 
@@ -150,8 +150,8 @@ def unpack_checkpoint(content: bytes, like: Any, device: torch.device) -> Simula
 def _parse_checkpoint(content: bytes) -> Iterator[tuple[dict[str, Any], Mapping[str, NDArray[Any]]]]:
     """Yield the header of a packed checkpoint, as parsed JSON, and its arrays by name.
 
-    The arrays are named "array0", "array1", ….  They are read within the block, so that a read error in it
-    counts as damage, too.
+    The arrays of tensors are named "array0", "array1", ….  They are read within the block, so that a read error
+    in it counts as damage, too.
 
     Raises:
         ValueError: The checkpoint has another format or is damaged.

@@ -1,14 +1,14 @@
-"""Vectorized engine: all seeds and noise levels of a sweep as replicates of one program.
+"""Vectorized engine: cells of a sweep that differ in seeds and some numbers, computed together.
 
 A cell is one run: the settings of a scenario, with one value for each swept key and one seed.  Its plan has the
 public numbers of the run.  The replicates are the cells of a group, which differ in seeds and some numbers only.
 In a round, silos form the clipped contributions of their records at a query (increments) and keep their running
 sum, which is released with the noise of a mechanism.  A silo that does not reply in a round is absent.
 
-The engine computes all silos at once, with the replicate as the leading axis.  The running sum and the mechanism
-are linear, so that only their weighted mean over silos is kept: the increments of all silos' records are formed
-together, and the mean of the silos' noise vectors is drawn (`NoiseFeed`).  Silos that take local steps are
-computed one after another.
+The replicate is the leading axis.  Silos that take local steps are computed one after another, and all others at
+once.  The running sum and the mechanism are linear, so that only their weighted mean over these silos is kept: the
+increments of all silos' records are formed together, and the mean of the silos' noise vectors is drawn
+(`NoiseFeed`).
 
 A group of replicates stores its state from time to time (`GroupCheckpoints`), and a killed run resumes from it.
 """
@@ -58,7 +58,7 @@ from fedpriv.rounds.round import RoundBatch
 from fedpriv.scenario.schema import Cell
 
 _MIN_CHECKPOINT_SECONDS = 2.0  # shortest time between two checkpoints
-_MAX_CHECKPOINT_SHARE = 0.005  # largest share of the run time spent on writing checkpoints
+_MAX_CHECKPOINT_SHARE = 0.005  # largest ratio of the time to write a checkpoint to the time until the next one
 
 
 class GroupCheckpoints:
@@ -73,7 +73,7 @@ class GroupCheckpoints:
     def latest(self, like: Any, device: torch.device) -> SimulationCheckpoint | None:
         """Load the group's latest checkpoint, or return None without a readable one.
 
-        The observer is notified of a damaged checkpoint.
+        The observer is notified of a checkpoint that is damaged or has another format.
 
         Args:
             like: State with the types of the checkpoint's state, such as the state before round 1.
@@ -95,7 +95,7 @@ class GroupCheckpoints:
     def keep(self, checkpoint: SimulationCheckpoint) -> None:
         """Store a checkpoint, and schedule the next one.
 
-        The next one is due so late that writing takes a small share of the run time.  If the state cannot be
+        The time until the next one is long in comparison with the time to write this one.  If the state cannot be
         packed, the observer is notified, and the group continues without further checkpoints.
         """
         start = time.perf_counter()
@@ -109,7 +109,7 @@ class GroupCheckpoints:
         self._next_time = end + max(_MIN_CHECKPOINT_SECONDS, (end - start) / _MAX_CHECKPOINT_SHARE)
 
     def drop(self) -> None:
-        """Delete the group's checkpoint, once the caller has taken all its outcomes."""
+        """Delete the group's checkpoint."""
         self._checkpoints.drop(self._name)
 
 
@@ -133,7 +133,7 @@ def find_device(name: str) -> torch.device:
     return device
 
 
-_PROGRESS_SECONDS = 0.1  # shortest time between two reports of progress
+_PROGRESS_SECONDS = 0.1  # time after a report of progress without another one, unless the last round ends
 
 
 def run_vectorized(
@@ -150,7 +150,8 @@ def run_vectorized(
         checkpoints: Store of checkpoints of unfinished groups, by default none.
 
     Raises:
-        InputError: This engine cannot compute a cell, or a cell cannot be planned.
+        InputError: This engine cannot compute a cell, a cell cannot be planned, there are too few records for it,
+            or torch knows no device of its name.
         RunError: The device cannot be used, or a round or an evaluation failed.
     """
     plans = make_plans(cells)
@@ -172,7 +173,8 @@ class _GroupState(NamedTuple):
     running_sum: RunningSum
     """Mean of the silos' running sums, (replicates, d), with the past vectors of the estimator.
 
-    For silos that take local steps the sum stays 0, and the past vectors are those of `LocalSilos`.
+    The sum is unspecified if the next round has decay 0.  For silos that take local steps the sum stays 0, and the
+    past vectors are those of `LocalSilos`.
     """
     mechanism_state: MechanismState
     """State of the noise mechanism, for the mean of the silos' noise."""
@@ -237,6 +239,7 @@ class _ReplicateGroup:
         The observer receives progress and the metrics of evaluations.
 
         Raises:
+            InputError: There are too few training records for a cell, or they cannot be partitioned.
             RunError: A test loss is not finite, or a query moved farther than the mechanism allows.  Errors of a
                 user's model are passed on.
         """
@@ -320,7 +323,7 @@ class _ReplicateGroup:
             running_sum, mechanism_state = mean.running_sum, mean.mechanism_state
             optimizer_state = optimizer.update(optimizer_state, mean.release, round_plan.step)
             clipped_count = clipped_count + mean.clipped_count
-            if last_weights is not batch.weights:  # in a public order most rounds share one weight tensor
+            if last_weights is not batch.weights:  # rounds of a public order may share one weight tensor
                 last_weights, weighted_count = batch.weights, batch.weights.count_nonzero(-1)
             record_count = record_count + weighted_count
             yield _GroupState(optimizer_state, running_sum, mechanism_state, clipped_count, record_count)
@@ -338,7 +341,11 @@ class _ReplicateGroup:
             None if self._noise_feed is None else self._noise_feed.amplitude,
         )
         step, corrections = FloatSteps(self._plan, lambda party, t: FreshNoise(next(fresh), amplitude)), None
-        if self._replicate_absences and self._plan.noise.sources and not self._plan.trust.adds_noise(SERVER):
+        if (
+            self._replicate_absences
+            and self._plan.noise.sources
+            and not all(plan.trust.adds_noise(SERVER) for plan in self._replicates.plans)
+        ):
             # The mean noise is that of all silos, and is corrected for absent ones.  A correction depends on the
             # noise of earlier rounds, so that the corrections of rounds before the first are computed, too.
             corrections = itertools.islice(

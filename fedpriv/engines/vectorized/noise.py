@@ -35,7 +35,7 @@ from fedpriv.participation.orders import Participation, PublicOrder, as_row_indi
 from fedpriv.rounds.round import RoundBatch, record_weight
 
 _MAX_GATHERED_VALUES = 2**20
-"""Feature values of a block with one batch in each round, unless a single round has more."""
+"""Most feature values of a block with one batch in each round, unless a single round has more."""
 NO_ROW_INDICES: NDArray[np.int64] = np.empty(0, np.int64)
 """Row indices for objectives that do not need them."""
 
@@ -99,7 +99,7 @@ class OrderedBatches:
         """Gather the records and weights of each round from `first_round` on.
 
         A round has B records for each replicate, (replicates, B, ...), sorted by silo.  Weights are (B,), or
-        (replicates, B) with `presence`.  A round without batches has no records.
+        (replicates, B) with `presence`.  A round without batches has no records, and weights (0,).
 
         Consecutive rounds with the same number of batches are gathered in blocks.  If blocks have one round, a
         block is used again while rounds read the same batches.  The blocks do not depend on `first_round`, so that
@@ -184,7 +184,7 @@ class OrderedBatches:
         return RoundBatch(None, record_weights.to(self._train.features.device), silos, NO_ROW_INDICES)
 
     def _row_indices(self, batches: Sequence[int]) -> NDArray[np.int64]:
-        """Return the row indices of the records of these batches, silo by silo."""
+        """Return the row indices of the records of these batches, silo by silo, or none if they are not needed."""
         if not self._with_row_indices:
             return NO_ROW_INDICES
         first_batch, count = batches[0], len(batches)  # the batches of a round are consecutive
@@ -301,7 +301,7 @@ class SampledBatches:
 _AGGREGATE_PARTY = 0xFFFF_FFFE  # a reserved party number, so that no silo's or server's stream is reused
 _MAX_BLOCK_VALUES = 2**21
 _MAX_BLOCK_ROUNDS = 256
-_MAX_DEVICE_VALUES = 2**22  # normal values in a device's memory at a time, besides their sum
+_MAX_DEVICE_VALUES = 2**22  # normal values in a device's memory at a time, besides sums, or one vector
 # One thread draws these blocks, since a second one would fight the first for the interpreter.
 _PREFETCHED_BLOCKS = 2
 

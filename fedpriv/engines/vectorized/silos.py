@@ -7,7 +7,7 @@ In each round the server sends a vector, the query.  A silo sums the clipped con
 (increments), and releases the decayed sum of them over rounds (running sum), with noise if it adds any.  The
 server needs the weighted mean of the silos' releases, (replicates, d).
 
-If silos take gradients at the query, the mean of their running sums is all that has to be kept (`AveragedSilos`).
+If silos take gradients at the query, the mean of their running sums is kept, and no single one (`AveragedSilos`).
 If silos take local steps, each has its own point (`LocalSilos`).
 """
 
@@ -68,7 +68,7 @@ class MeanRelease(NamedTuple):
     clipped_count: Tensor
     """Number of clipped records of the round, (replicates,)."""
     running_sum: RunningSum
-    """Running sum after the round."""
+    """Running sum after the round, whose total is unspecified if the next round has decay 0."""
     mechanism_state: MechanismState
     """State of the noise mechanism after the round."""
 
@@ -395,8 +395,8 @@ def group_by_plan(cells: Sequence[Cell], plans: Sequence[Plan]) -> Iterator[list
 def _split_group(members: list[int], cell: Cell, plan: Plan) -> Iterator[list[int]]:
     """Split a group so that the values that one round reads and draws fit into memory.
 
-    At most 2^26 feature values are read, and 2^26 numbers of directions and copies drawn, unless a single
-    replicate needs more.
+    One batch of each silo has at most 2^26 feature values in all replicates, and directions and copies take at
+    most 2^26 numbers, unless a single replicate needs more.
     """
     record_values = sum(plan.batch_sizes) * load_task(cell).train.features[0].numel()
     size = max(1, _MAX_ROUND_VALUES // max(record_values, NUMBERS_PER_EXTRA_VALUE * plan.extra_values))
@@ -404,6 +404,6 @@ def _split_group(members: list[int], cell: Cell, plan: Plan) -> Iterator[list[in
 
 
 def _group_key(cell: Cell, plan: Plan) -> object:
-    shape = plan.schedule, plan.batch_sizes, plan.weights, bool(plan.noise.sources)
+    shape = plan.schedule, plan.batch_sizes, plan.weights, plan.unit.name, bool(plan.noise.sources)
     stacked_parts = plan.estimator, plan.mechanism, plan.optimizer, plan.objective
     return shape, tuple(map(stack_signature, stacked_parts)), cell.data, cell.model, cell.run, cell.evaluation
