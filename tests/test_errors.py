@@ -1,10 +1,11 @@
 """Names that nobody knows are answered with those that are known, and the closest of them."""
 
+import pickle
 from collections.abc import Callable
 
 import pytest
 
-from fedpriv.core.errors import InputError, sanitize_line
+from fedpriv.core.errors import CodeError, InputError, sanitize_line, suggestion
 from fedpriv.data.fetch import check_data_name
 from fedpriv.loss.models import find_model
 from fedpriv.papers.table import find_algorithm
@@ -24,6 +25,17 @@ def test_a_misspelt_name_gets_the_closest_known_name(
 ) -> None:
     with pytest.raises(InputError, match=f"; did you mean '{right}'\\?$"):
         named(wrong)
+
+
+def test_a_misspelt_name_with_capitals_gets_the_closest_known_name() -> None:
+    assert suggestion("Salery", ["AGE", "SALARY"]) == "; did you mean 'SALARY'?"
+
+
+def test_an_error_of_foreign_code_survives_the_way_from_another_process() -> None:
+    error = pickle.loads(pickle.dumps(CodeError("model.name = 'm:F': fails", "a division by zero")))
+    assert isinstance(error, CodeError)
+    assert str(error) == "model.name = 'm:F': fails (a division by zero)"
+    assert error.public_message == "model.name = 'm:F': fails"
 
 
 def test_a_name_far_from_all_gets_no_suggestion() -> None:

@@ -1,7 +1,7 @@
-"""Errors that users see: `InputError` for unusable input, `RunError` for a run that failed.
+"""Errors with messages for users, such as `InputError` for unusable input and `RunError` for a failed run.
 
-Both carry one line that a person can act on, which says what was wrong, where, and what would be right.  The
-command line prints this line and exits with `exit_code`.  A traceback means a bug in fedpriv.
+A message says what was wrong and, as far as it is known, where, and what would be right.  The command line prints
+the message and exits with `exit_code`.
 """
 
 import difflib
@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 
 
 class FedprivError(Exception):
-    """Base of every error with a message for users."""
+    """Base of fedpriv's errors with a message for users."""
 
     exit_code = 1
 
@@ -22,18 +22,18 @@ class InputError(FedprivError):
 
 
 class CodeError(InputError):
-    """Failure of code that is not fedpriv's, such as an extension.
+    """Failure of code or weights that are not fedpriv's, such as an extension.
 
     The operator sees the whole message.  Everybody may see `public_message`, which has no words of that code.
     """
 
-    def __init__(self, public: str, detail: str) -> None:
-        super().__init__(f"{public} ({detail})")
+    def __init__(self, public: str, detail: str = "") -> None:  # pickle passes the whole message alone
+        super().__init__(f"{public} ({detail})" if detail else public)
         self.public_message = public
 
 
 class RunError(FedprivError):
-    """Run that started correctly and could not be finished correctly.  Exit code 1."""
+    """Failure of a run or of another operation, such as a refusal by a silo.  Exit code 1."""
 
 
 def refuse(refusals: Mapping[str, object], error: type[Exception] = InputError) -> None:
@@ -42,6 +42,9 @@ def refuse(refusals: Mapping[str, object], error: type[Exception] = InputError) 
     Args:
         refusals: Conditions by message, in the order in which they are checked.
         error: Class of the error.
+
+    Raises:
+        InputError: A condition is true.  The class is `error`, if another one is given.
 
     Example:
         >>> refuse({"rounds = 3: at most 2": True})
@@ -57,9 +60,9 @@ def refuse(refusals: Mapping[str, object], error: type[Exception] = InputError) 
 def sanitize_line(text: str, longest: int = 500) -> str:
     r"""Make another party's text one line that a terminal only displays.
 
-    Every text of another party has to pass through this function where it is received.  Control characters, line
-    ends, spaces other than " " and characters that change the direction of writing become escapes (\x1b).  A text
-    of more than `longest` characters is cut, and " …" marks the cut.
+    Characters of Unicode's categories C and Z other than " " become escapes (\x1b).  These include control
+    characters, line ends, spaces and marks that change the direction of writing.  A text of more than `longest`
+    characters is cut, and " …" marks the cut.
 
     Args:
         text: Text of another party.
@@ -96,6 +99,8 @@ def suggest_name_or_import(name: str, names: Iterable[str]) -> str:
 def suggestion(name: str, names: Iterable[str]) -> str:
     """Return a suffix for an error message that suggests the closest name, or "" if no name is close.
 
+    Upper and lower case do not matter.
+
     Args:
         name: Name that is not known.
         names: Known names.
@@ -104,5 +109,7 @@ def suggestion(name: str, names: Iterable[str]) -> str:
         >>> suggestion("mnst", ["mnist", "adult"])
         "; did you mean 'mnist'?"
     """
-    matches = difflib.get_close_matches(name.lower(), list(names), n=1)
-    return f"; did you mean {matches[0]!r}?" if matches else ""
+    known = {candidate.lower(): candidate for candidate in names}
+    return "".join(
+        f"; did you mean {known[match]!r}?" for match in difflib.get_close_matches(name.lower(), list(known), n=1)
+    )

@@ -1,16 +1,17 @@
 """Public tables by name: four hospitals, dialysis centres, a census, and made-up visits to clinics.
 
-The tables of hospitals, dialysis centres and the census come out of Python packages.  Their ranges and
-vocabularies follow from the questionnaires and from the meaning of each quantity, not from the records.
+The tables of hospitals, dialysis centres and the census come out of Python packages.  The ranges and vocabularies
+of their features follow from the questionnaires and from the meaning of each quantity, not from the records.
 
 The visits are computed, always with the same result, and describe no real person.  This table names persons:
 patients who come 1 to 16 times.
 
 The dialysis tables come from the package SurvSet: patients of 67 centres, with the time until death, until the
 centre lost sight of them, or until the study ended.  The package holds a pickled data frame, which is read without
-pandas.  The classes of such a frame become inert objects, and a pickle that names other ones is refused.
+pandas.  The classes of pandas in such a frame become inert objects.  A pickle that names anything but these,
+slices and NumPy's arrays is refused.
 
-`read_dialysis` returns the patients whose first year is known.  Those who came in the last year of the study, and
+`read_dialysis` returns patients whose first year is known.  Those who came in the last year of the study, and
 those of whom the centre lost sight within a year, are left out.  The second choice depends on the outcome, so that
 a model of this table is no estimate of survival.  A survival model uses all patients (`read_survival`).
 """
@@ -80,7 +81,7 @@ _PANDAS = frozenset(
 
 
 class _FrameUnpickler(pickle.Unpickler):
-    """Unpickler of arrays, slices and inert objects for pandas' classes.
+    """Unpickler of arrays, of slices, and of inert objects for the names in `_PANDAS`.
 
     Raises:
         InputError: The pickle names anything else.
@@ -99,7 +100,9 @@ class _FrameUnpickler(pickle.Unpickler):
 
 
 def read_dialysis(wheel: zipfile.ZipFile) -> list[dict[str, str]]:
-    """Return the 4,225 patients whose first year is known, in the order of the package.
+    """Return the 4,225 patients who came before the last year and whose first year is known.
+
+    Patients stand in the order of the package.
 
     Raises:
         InputError: The frame does not have the layout of SurvSet 0.2.11.
@@ -130,7 +133,7 @@ def read_survival(wheel: zipfile.ZipFile) -> list[dict[str, str]]:
 
 
 def read_patients(frame: bytes) -> list[dict[str, str]]:
-    """Return the patients of a pickled frame whose first year is known (`read_dialysis`).
+    """Return the patients of a pickled frame who pass the rule of `read_dialysis`.
 
     Raises:
         InputError: The frame has another layout.
@@ -183,7 +186,7 @@ def _read_columns(frame: bytes) -> tuple[Any, Any, Any, Any, list[str], list[str
 
 
 def _category_texts(state: Any) -> list[str]:
-    """Return the texts of a categorical column, one for each row."""
+    """Return the texts of a categorical column without missing values, one for each row."""
     category_type, codes = state[:2]
     data = category_type.state["categories"].args[1]["data"]
     names = data if isinstance(data, np.ndarray) else data.state["_data"]
@@ -243,7 +246,7 @@ _TRAIN_SHARE = 0.66
 
 @dataclass(frozen=True)
 class PublicTable:
-    """Public table by name, the package that holds it, and its schema."""
+    """Public table: the package that holds its records, and its schema."""
 
     requirement: str
     """Requirement of the package, NAME==VERSION."""
@@ -291,10 +294,11 @@ _HEART_COLUMNS = {
 
 
 def read_hospitals(wheel: zipfile.ZipFile) -> TextRows:
-    """Return the 740 records of four hospitals in FLamby's data set Fed-Heart-Disease, with its split.
+    """Return the 740 records of FLamby's data set Fed-Heart-Disease, split by its rule.
 
     Records with a missing value in a column that is used are left out.  About 66 % of each hospital's records are
-    for training.  The split is stratified at hospitals where each label occurs more than twice.
+    for training.  The split is stratified at hospitals where each label occurs more than twice.  One record of the
+    package is at another hospital than in FLamby, so that the two splits differ.
 
     Source: Ogier du Terrail et al. 2022, Fed-Heart-Disease.
 
@@ -328,13 +332,13 @@ def read_hospitals(wheel: zipfile.ZipFile) -> TextRows:
 def draw_stratified_test(labels: NDArray[np.int64], train_share: float, seed: int) -> NDArray[np.int64]:
     """Choose the test records of scikit-learn's `train_test_split(…, shuffle=True, stratify=labels)`.
 
-    Of n records ⌊train_share · n⌋ are for training, and ⌈(1 - train_share) n⌉ for testing.  The first number is
+    Of n records ⌊train_share · n⌋ are for training, and all others for testing.  The first number is
     divided over the classes in proportion to their size, the second in proportion to what is left of them.  Within
     a class the records are chosen at random.
 
     Args:
         labels: Class of each record, (n,), integers from 0 on.
-        train_share: Share of the training records.
+        train_share: Share of the training records, above 0 and below 1.
         seed: Seed of `numpy.random.RandomState`.
 
     Returns:
@@ -355,11 +359,11 @@ def draw_stratified_test(labels: NDArray[np.int64], train_share: float, seed: in
 
 
 def draw_plain_test(labels: NDArray[np.int64], train_share: float, seed: int) -> NDArray[np.int64]:
-    """Choose the test records that `train_test_split` chooses without `stratify`, after its ShuffleSplit.
+    """Choose the test records of scikit-learn's `train_test_split(…, shuffle=True)`, without `stratify`.
 
     Args:
         labels: Labels, (n,), of which only the number counts.
-        train_share: Share of the training records, between 0 and 1.
+        train_share: Share of the training records, above 0 and below 1.
         seed: Seed of `numpy.random.RandomState`.
 
     Returns:
@@ -371,7 +375,7 @@ def draw_plain_test(labels: NDArray[np.int64], train_share: float, seed: int) ->
 
 
 def _test_row_count(records: int, train_share: float) -> int:
-    return int(np.ceil((1.0 - train_share) * records))
+    return records - int(np.floor(train_share * records))  # 1.0 - 0.7 is above 0.3, and would be rounded up
 
 
 def _round_shares(counts: NDArray[np.int64], total: int, generator: np.random.RandomState) -> NDArray[np.int64]:
@@ -634,7 +638,7 @@ def _draw_visit_count(generator: np.random.Generator) -> int:
 def _draw_normal(generator: np.random.Generator, size: int) -> NDArray[np.float64]:
     """Draw nearly standard normal numbers, (size,), as sums of 12 uniform ones less 6.
 
-    NumPy's own normal numbers may differ between its versions, and its uniform ones do not.
+    NumPy's own normal numbers are more likely to differ between its versions than its uniform ones.
     """
     sums: NDArray[np.float64] = generator.random((size, 12)).sum(1) - 6.0
     return sums

@@ -32,7 +32,7 @@ class TableSection(BaseModel):
 class FeatureColumn(TableSection):
     """Column that becomes features: numbers scaled by `range` to -1 … 1, or words one-hot by `values`.
 
-    Guarantee: whatever a cell holds, a column's features have norm at most 1.
+    Guarantee: whatever a cell holds, a column's features have norm at most 1 before [data.scale] scales them.
     """
 
     range: NumberRange | None = Field(
@@ -82,8 +82,8 @@ class Survival(TableSection):
     )
     censored: Literal["midpoint", "through", "before"] = Field(
         "midpoint",
-        description="whether a record that was last seen in a bin survived it: if it was seen beyond its middle, "
-        '"through" always, "before" never',
+        description="whether a record that was last seen in a bin survived it: if it was seen at its middle or "
+        'beyond, "through" always, "before" never',
     )
 
     @model_validator(mode="after")
@@ -238,8 +238,9 @@ class TableSchema(TableSection):
     def counted_share(self, *, for_testing: bool) -> float:
         """Public share of the rows of the training or the test part that count, apart from missing values.
 
-        If cells decide which rows are for testing, every row has an index in both parts, and counts in one of
-        them.  Published means are over all indices of a part, and are divided by this share.
+        If cells decide which rows are for testing, every row has an index in both parts, and counts in one of them
+        at most.  If a hash of the person decides, the share is the expected one.  Published means are over all
+        indices of a part, and are divided by this share.
 
         Args:
             for_testing: Whether the part is the test part.
@@ -251,8 +252,8 @@ class TableSchema(TableSection):
             return 1.0
         if self.split is not None and not self.test_share:
             raise InputError(
-                "table.test_share: this key is missing; published means are divided by the public share of rows "
-                f"that count, and nothing else says how many the column {self.split!r} puts aside for testing"
+                "table.test_share: this key is missing or 0; published means are divided by the public share of "
+                f"rows that count, and nothing else says how many the column {self.split!r} puts aside for testing"
             )
         return self.expected_test_share if for_testing else 1.0 - self.expected_test_share
 
@@ -273,14 +274,14 @@ class TableSchema(TableSection):
 
     @property
     def number_features(self) -> tuple[int, ...]:
-        """Indices of the features that are columns of numbers, each in -1 … 1."""
+        """Indices of the features that are columns of numbers, each in -1 … 1 before [data.scale]."""
         columns = [column for _, column in self.sorted_columns]
         starts = accumulate((column.width for column in columns), initial=0)
         return tuple(start for start, column in zip(starts, columns, strict=False) if column.range is not None)
 
     @property
     def max_norm(self) -> float:
-        """Bound on the norm of a record's features, √(number of columns)."""
+        """Bound on the norm of a record's features without [data.scale], √(number of columns)."""
         return math.sqrt(len(self.columns))
 
     @property
@@ -300,14 +301,14 @@ class TableSchema(TableSection):
 
 
 def check_range(bounds: tuple[float, float]) -> None:
-    """Check that a range is finite and increasing.
+    """Check that a range is increasing, and that twice its length, which the scaling computes, is finite.
 
     Raises:
-        ValueError: The range is not finite, or does not increase.
+        ValueError: The range does not increase, or twice its length is no finite float.
     """
     low, high = bounds
-    if not low < high or not math.isfinite(high - low):
-        raise ValueError(f"range = {list(bounds)}: expected [low, high] with low below high")
+    if not low < high or not math.isfinite(2.0 * (high - low)):
+        raise ValueError(f"range = {list(bounds)}: expected [low, high] with low below high, at most 8e307 apart")
 
 
 def check_vocabulary(vocabulary: tuple[str, ...]) -> None:

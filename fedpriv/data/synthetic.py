@@ -43,9 +43,9 @@ def make_phase_retrieval(
 ) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
     """Return training and test measurements of a random vector x*, with their sizes.
 
-    Phase retrieval finds x*, up to its sign, from sizes.  The vector x* has norm √dimension.  A measurement z is
-    uniform on the unit sphere of R^dimension, and its size is |⟨x*, z⟩|, or for an outlier a uniform number
-    between 0 and 5.
+    Phase retrieval finds x*, up to its sign, from measurements and sizes.  The vector x* has norm √dimension.  A
+    measurement z is uniform on the unit sphere of R^dimension, and its size is |⟨x*, z⟩|, or for an outlier a
+    uniform number between 0 and 5.
 
     Args:
         train: Number of training records.
@@ -92,23 +92,23 @@ def geometric_curvature(dimension: int, condition: float) -> NDArray[np.float64]
     """Return eigenvalues from 1 down to 1 / `condition` in equal ratios, (dimension,).
 
     Args:
-        dimension: Number of eigenvalues, 1 or more.
+        dimension: Number of eigenvalues, 1 or more.  A single one is 1.
         condition: Condition number, 1 or more.
 
     Raises:
-        ValueError: A number is below 1.
+        ValueError: A number is below 1, or `condition` is not finite.
 
     Example:
         >>> geometric_curvature(3, 4.0).round(6).tolist()
         [1.0, 0.5, 0.25]
     """
-    if dimension < 1 or condition < 1.0:
-        raise ValueError(f"dimension {dimension} and condition number {condition} must be at least 1")
+    if dimension < 1 or not 1.0 <= condition < np.inf:
+        raise ValueError(f"dimension {dimension} and condition number {condition} must be at least 1, and finite")
     return np.geomspace(1.0, 1.0 / condition, dimension)
 
 
 def make_linear_regression(n: int, dimension: int, condition: float, noise: float, seed: int) -> KnownProblem:
-    """Draw a regression y = ⟨x*, z⟩ + noise · u with ‖x*‖ = 1 and u uniform in ±√3.
+    """Draw a regression y = ⟨x*, z⟩ + noise · u with ‖x*‖ = 1 and u uniform in [-√3, √3).
 
     The noise u has variance 1 and is bounded, so that labels are bounded.  The risk of x under the loss
     (⟨x, z⟩ - y)² / 2 is (x - x*)ᵀ diag(curvature) (x - x*) / 2 + noise² / 2, exactly.
@@ -119,6 +119,9 @@ def make_linear_regression(n: int, dimension: int, condition: float, noise: floa
         condition: Condition number of the curvature (`geometric_curvature`).
         noise: Standard deviation of a label's noise.
         seed: Public seed.
+
+    Raises:
+        ValueError: `dimension` or `condition` is out of its range, or `noise` is negative.
     """
     generator = public_generator(seed, "linear regression")
     features, curvature, minimizer = _draw_design(generator, n, dimension, condition)
@@ -144,6 +147,9 @@ def make_power_law_regression(n: int, dimension: int, noise: float, seed: int) -
         dimension: Number of features.
         noise: Standard deviation of a label's noise.
         seed: Public seed.
+
+    Raises:
+        ValueError: `noise` is negative.
     """
     generator = public_generator(seed, "power-law regression")
     curvature, minimizer = power_law(dimension)

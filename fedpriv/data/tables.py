@@ -32,7 +32,7 @@ from fedpriv.data.partition import blank_labels
 from fedpriv.data.schema import TableSchema
 
 IN_MEMORY_PREFIX = "given-"
-"""Prefix of the names of records in a program's memory, which no user types."""
+"""Prefix of the names that `in_memory_name` makes for records in a program's memory."""
 _KEY_BYTES = 32
 """Length of the key under which records in memory get their names (`in_memory_name`)."""
 _FRAMES: dict[Path, RawTable] = {}
@@ -57,9 +57,9 @@ def add_frame(name: str, table: RawTable) -> None:
 def in_memory_name(digest: bytes) -> str:
     """Return a name for records in a program's memory, a digest under a key of the user.
 
-    The key is in the file records.key beside the data folder.  If this file cannot be made or read, belongs to
-    another user, or gives other users any right, the key belongs to the process, and another process gives the
-    same records another name.
+    The key is in the file records.key beside the data folder.  If this file cannot be made or read, has another
+    length, belongs to another user, or gives other users any right, the key is drawn for this process, and another
+    process gives the same records another name.
 
     Guarantee: results and certificates hold the name, and without the key nobody can test a guess of a record
     against the name.
@@ -96,7 +96,7 @@ def _read_or_create_key(folder: Path) -> bytes:
 
 
 def find_frame(path: Path) -> RawTable | None:
-    """Return the DataFrame that was registered under a path, or None for a file."""
+    """Return the table that `add_frame` registered under a path, or None for any other path."""
     return _FRAMES.get(path)
 
 
@@ -180,7 +180,7 @@ def load_table_held_out(name: str, path: Path, schema: TableSchema) -> HeldOutDa
 
 
 def _lacks_site(table: RawTable, schema: TableSchema) -> bool:
-    """Whether a table is of one site only.  A column of sites that cannot be read is there, and is refused."""
+    """Whether a table lacks the column that the schema names for the site.  An unreadable one counts as there."""
     return schema.site is not None and schema.site not in {*table.columns, *table.unreadable}
 
 
@@ -223,7 +223,7 @@ def _read_cached(path: Path, cell_format: CellFormat, size: int, changed: int) -
 def read_raw_table(path: Path, cell_format: CellFormat = CellFormat()) -> RawTable:  # noqa: B008
     """Return the cells of a file or of a registered DataFrame.
 
-    The last four files are cached.  A file is read again if its size or its time of modification has changed.
+    The last four results are cached.  A file is read again if its size or its time of modification has changed.
 
     Args:
         path: Path of the file, or of a registered DataFrame.

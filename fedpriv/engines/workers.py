@@ -81,7 +81,7 @@ def run_worker(
     sender = _EventSender(checkpoints or {}, events.put)
 
     def run() -> None:
-        """Run the cells, and put their outcomes and then None into `events`, or an error."""
+        """Run the cells, and put their outcomes, and then None or an error, into `events`."""
         try:
             for outcome in make_engine(engine, checkpoints=sender)(resolved, sender):
                 # An outcome comes after all progress of its rounds.
@@ -101,7 +101,7 @@ def run_worker(
 
 
 class _EventSender(RunObserver, Checkpoints):
-    """Observer and checkpoint store that forward an engine's calls as events.
+    """Observer and checkpoint store that forward progress, notes and checkpoints as events.
 
     Checkpoints are stored by the process that submitted the task, since their folder may be on another machine.
     """
@@ -136,7 +136,7 @@ class _EventSender(RunObserver, Checkpoints):
         self._send(RemoteCall("drop", (name,)))
 
 
-_MAX_ATTEMPTS = 3  # of one group, before a death of its worker ends the run
+_MAX_ATTEMPTS = 3  # of one group: if the worker of the last one dies, the run ends
 _POLL_SECONDS = 0.5  # so that Ctrl-C takes effect
 _OBJECT_STORE_BYTES = 2**27
 
@@ -171,7 +171,7 @@ class _CellGroup:
     attempts: int = 0
     """Number of tasks that were submitted for the group."""
     worker: str = "a worker"
-    """Name of the worker of this attempt, by its process and machine once it began."""
+    """Name of the worker of this attempt, with its process and machine once it began."""
     finished_indices: set[int] = field(default_factory=set)
     """Indices in `cells` of the cells whose outcome was yielded."""
     reported_evaluations: set[tuple[int, int]] = field(default_factory=set)
@@ -190,10 +190,11 @@ class _CellGroup:
 def make_worker_engine(name: str, workers: Workers, checkpoints: Checkpoints = NO_CHECKPOINTS) -> Engine:
     """Make a function that runs groups of cells as Ray tasks, each in a worker that runs the named engine.
 
-    Guarantee: on a processor of the same kind, what a worker computes is what this process would compute.  The
-    group of a worker that dies is run again from its last checkpoint, and the observer is notified of the death
-    (`lost`).  RunError for a group whose worker died three times in a row, and for workers that have other
-    versions than this process of fedpriv, torch, numpy or cryptography.
+    Guarantee: on a processor of the same kind and with the same files, a worker computes the numbers that this
+    process would compute, but for run times.  The group of a worker that dies is run again, from its last
+    checkpoint if it has one, and the observer is notified of the death (`lost`).  RunError for a group whose
+    workers died three times in a row, and for workers that have other versions than this process of fedpriv,
+    torch, numpy or cryptography.
 
     Args:
         name: Name of the engine that each worker runs.
@@ -208,14 +209,14 @@ def make_worker_engine(name: str, workers: Workers, checkpoints: Checkpoints = N
         raise InputError(f"--engine {name}: it has processes of its own, and takes neither --workers nor --ray")
 
     def run(cells: Sequence[Cell], observer: RunObserver) -> Iterator[IndexedOutcome]:
-        """Run groups of cells as tasks, and submit a group again if its worker died.
+        """Run groups of cells as tasks, and submit a group again if its worker died, up to two times.
 
         Each task has a stream of events.  An outcome is yielded with its index in `cells`, and other events go to
         the observer or the checkpoints.  A stream that ends without an error belongs to a finished group.  If an
         error ends the run, the other tasks are cancelled.
 
         Raises:
-            InputError: The engine cannot compute a cell, or Ray cannot be started here.
+            InputError: The engine cannot compute a cell, or Ray is not installed or may not be started here.
             RunError: An error ended a worker's task, the workers of a group died three times, a worker has other
                 versions, or Ray cannot be used.  An error of fedpriv that ended a task is raised itself.
         """
@@ -299,7 +300,7 @@ def _forward_event(
 
 
 def _first_line(error: Exception) -> str:
-    return sanitize_line(str(error).strip().splitlines()[0])
+    return sanitize_line((str(error).strip() or type(error).__name__).splitlines()[0])
 
 
 def _submit_group(ray: Any, engine: str, group: _CellGroup, checkpoints: Checkpoints) -> Any:
@@ -310,11 +311,11 @@ def _submit_group(ray: Any, engine: str, group: _CellGroup, checkpoints: Checkpo
     Args:
         ray: The module `ray`, connected to a cluster.
         engine: Name of the engine that the worker runs.
-        group: Cells of the group, whose number of attempts is increased.
+        group: Cells of the group, whose record of attempts is updated.
         checkpoints: Store of checkpoints.
     """
     group.attempts += 1
-    group.attempt_rounds = 0
+    group.attempt_rounds, group.worker = 0, _CellGroup.worker
     task = ray.remote(run_worker).options(num_cpus=1, max_retries=0, num_returns="streaming")
     imports = list(filter(None, os.environ.get(IMPORT_VARIABLE, "").split(os.pathsep)))
     name = checkpoint_name(tuple(map(cell_digest, group.cells)))
@@ -364,7 +365,7 @@ def _connect_ray(workers: Workers) -> Iterator[Any]:
                 f"Ray at {workers.address or 'this machine'} cannot be used: {_first_line(error)}"
             ) from None
         stack.callback(ray.shutdown)
-        if sigterm_handler is not None:
+        if sigterm_handler is not None and threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, sigterm_handler)  # Ray's handler gives no hint on resuming
         output: Any = StreamWithoutRay(sys.stdout)
         stack.enter_context(redirect_stdout(output))
@@ -378,8 +379,9 @@ def _ray_environment(home: Path) -> Iterator[None]:
     With the variables Ray requires a new token for its messages, sends no statistics of use, and leaves the
     accelerators that a task sees as they are.  At the end of the context the earlier values are restored.
 
-    Guarantee: Ray, which runs the code that it is sent, requires a token that is new and random.  The token stands
-    only in the environment of this run's processes, which no other user but root can read.
+    Guarantee: Ray, which runs the code that it is sent, requires a token that is new and random.  fedpriv writes
+    the token into no file.  The token is in the environment of this run's processes, which no other user but root
+    can read.
 
     Args:
         home: Folder whose name marks the processes, so that they are found and ended.

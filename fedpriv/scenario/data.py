@@ -1,8 +1,8 @@
 """Sections [data] and [data.scale] of a scenario: records, their silos, and their scaling.
 
-[data] holds what is public about the records.  With [data.scale] a first step releases noisy means and deviations
-of a table's columns of numbers, and the rounds use scaled columns.  A table's schema is the public description of
-its columns: kinds, ranges, vocabularies, and the columns of label and site.
+[data] holds what is public about the records.  With [data.scale] a first step releases noisy moments of a table's
+columns of numbers, and the rounds use columns that these moments scale.  A table's schema is the public
+description of its columns: kinds, ranges, vocabularies, and the columns of label and site.
 """
 
 from typing import Annotated, Literal, Self
@@ -190,7 +190,11 @@ class DataSection(Section):
 
     @property
     def table_schema(self) -> TableSchema | None:
-        """Public schema of the table, given here or known for its name, or None for data without a table."""
+        """Public schema of the table, given here or known for its name, or None for data without a table.
+
+        Raises:
+            InputError: The schema is missing, or is given for data without a table or with a known schema.
+        """
         return find_schema(self.name, self.table)
 
     @property
@@ -212,7 +216,7 @@ class DataSection(Section):
     def check_table(self, silos: int, *, private: bool, per_silo: bool) -> None:
         """Check that the table has the public schema that a run needs.
 
-        A .csv or .parquet file needs a schema, which has to be public if the run has noise.  [data.scale] needs a
+        A table's file needs a schema, and a schema has to be public if the run has noise.  [data.scale] needs a
         column of numbers, and as many means and deviations as such columns if it has them.  The partition "site"
         needs a site for each silo, and metrics for each site need sites.  Sites of records in memory, without
         a schema, are not checked here.

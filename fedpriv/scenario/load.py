@@ -24,7 +24,7 @@ import itertools
 import math
 import os
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -44,6 +44,7 @@ from fedpriv.scenario.published import (
     assign_key,
     find_changed_axes,
     find_changed_keys,
+    flatten_keys,
     look_up_key,
     parse_assignment,
     parse_growth,
@@ -73,7 +74,8 @@ def split_overrides(overrides: Iterable[str], sweep_axes: Mapping[str, Any]) -> 
 
     The value, or the list of values, takes the place of a swept key's values.  A key that is not swept becomes an
     axis if its value is a list (and "seeds" in any case), and otherwise a fixed key.  An overridden privacy
-    target, or `privacy.mode=none`, removes the axes of other targets.
+    target removes the axes of other targets, and so does `privacy.mode=none` if the mode is not swept.  An
+    overridden partition removes the axes of the keys of other partitions.
 
     Args:
         overrides: Texts "KEY=VALUE", of which a later one of the same key replaces an earlier one.
@@ -97,7 +99,12 @@ def split_overrides(overrides: Iterable[str], sweep_axes: Mapping[str, Any]) -> 
         else:
             fixed_values[key] = value
         overridden_keys.add(key)
-    for key in find_excluded_targets(overridden_keys, fixed_values.get("privacy.mode")):
+    for key in [
+        *find_excluded_targets(overridden_keys, fixed_values.get("privacy.mode")),
+        *find_excluded_partition_keys(
+            overridden_keys, axes.get("data.partition", [fixed_values.get("data.partition")])
+        ),
+    ]:
         axes.pop(key, None)
     return Overrides(axes, fixed_values, frozenset(overridden_keys))
 
@@ -122,22 +129,43 @@ def find_excluded_targets(overridden_keys: Iterable[str], mode: Any = None) -> l
     return [key for key in targets if key not in kept_targets] if kept_targets or mode == "none" else []
 
 
+def find_excluded_partition_keys(overridden_keys: Iterable[str], partitions: Collection[Any]) -> list[str]:
+    """Return the keys of other partitions if the partition is overridden, without keys that are overridden, too.
+
+    Args:
+        overridden_keys: Dotted names of the overridden keys.
+        partitions: Values of data.partition, whose keys stay.
+
+    Returns:
+        Dotted names.
+    """
+    return [
+        f"data.{key}"
+        for partition, key in PARTITION_KEYS.items()
+        if partition not in partitions
+        and "data.partition" in overridden_keys
+        and f"data.{key}" not in overridden_keys
+    ]
+
+
 def drop_superseded_keys(tree: dict[str, Any], overrides: Overrides) -> None:
     """Drop keys from a cell's tree that an override excludes.
 
-    An overridden privacy target drops the other targets, and `privacy.mode=none` without one drops all targets.
-    An overridden partition drops the keys of other partitions.  Keys that are overridden themselves stay.
+    An overridden privacy target drops the other targets.  Without one `privacy.mode=none` drops all targets if the
+    mode is not swept.  An overridden partition drops the keys of other partitions.  Keys that are overridden
+    themselves stay.
 
     Args:
         tree: Nested keys of a cell, which the function changes.
         overrides: Overrides of the scenario, which the tree has already.
     """
-    for key in find_excluded_targets(overrides.overridden_keys, overrides.fixed_values.get("privacy.mode")):
-        tree.get("privacy", {}).pop(key.removeprefix("privacy."), None)
-    if "data.partition" in overrides.overridden_keys:
-        for partition, key in PARTITION_KEYS.items():
-            if tree["data"]["partition"] != partition and f"data.{key}" not in overrides.overridden_keys:
-                tree["data"].pop(key, None)
+    keys = [
+        *find_excluded_targets(overrides.overridden_keys, overrides.fixed_values.get("privacy.mode")),
+        *find_excluded_partition_keys(overrides.overridden_keys, [look_up_key(tree, "data.partition")]),
+    ]
+    for section, key in (dotted.split(".") for dotted in keys):
+        if isinstance(tree.get(section), dict):  # a rule may have set the section to another value, refused later
+            tree[section].pop(key, None)
 
 
 class Rule(BaseModel):
@@ -222,7 +250,10 @@ class Scenario:
     Values are withheld if an override changed their setting.
     """
     growth: Growth | None = None
-    """Section [scaling], without theoretical exponents if an override changed the setting, or None."""
+    """Section [scaling], or None without it or if an override removed one of its axes.
+
+    Theoretical exponents are left out if an override changed the setting.
+    """
     tuning: Tuning | None = None
     """Record of the choice of settings, if `fedpriv tune` wrote the file."""
 
@@ -243,7 +274,7 @@ def load_scenario(path: Path, overrides: Iterable[str] = (), *, finds_tables: bo
     Args:
         path: File, or name of a shipped scenario (`find_scenario_file`).
         overrides: Texts "KEY=VALUE" with dotted keys and TOML values.
-        finds_tables: Whether tables are looked for in the scenario's folder first.
+        finds_tables: Whether files of records are looked for in the scenario's folder first.
 
     Raises:
         InputError: The file cannot be read, a key or an override is malformed, or a cell cannot be run.
@@ -255,9 +286,9 @@ def load_scenario(path: Path, overrides: Iterable[str] = (), *, finds_tables: bo
 
 
 def _find_tables(tree: dict[str, Any], folder: Path) -> None:
-    """Replace paths from the scenario's folder by paths from the working directory.
+    """Replace paths of records from the scenario's folder by paths from the working directory.
 
-    A path of records that is not in the scenario's folder stays, and is looked for in the working directory.
+    The paths are those in [data] and [sweep].  A path that leads to no file from the scenario's folder stays.
     """
     for section, key in (("data", "name"), ("sweep", "data.name")):
         if isinstance(keys := tree.get(section), dict) and key in keys:
@@ -295,7 +326,8 @@ def parse_scenario(tree: Mapping[str, Any], source: str, overrides: Iterable[str
     The points are all combinations of the axes' values, each with every seed.  Published values are withheld if an
     override changes their setting (`find_changed_keys`, `find_changed_axes`), and theoretical exponents of
     [scaling] if it changes a key outside the file's sweep (`find_changed_keys`).  Both are withheld if
-    `fedpriv tune` wrote the file.  Published tables are dropped if an override removes one of their axes.
+    `fedpriv tune` wrote the file.  Published tables and [scaling] are dropped if an override removes one of their
+    axes.
 
     Args:
         tree: Parsed TOML.
@@ -337,8 +369,9 @@ def parse_scenario(tree: Mapping[str, Any], source: str, overrides: Iterable[str
     for key, value in override_parts.fixed_values.items():
         assign_key(base, key, value)
     # Labels are free names of settings, shown in tables.  They have to be finite there, as swept values do.
-    labels = base["label"] if isinstance(base.get("label"), dict) else {}
-    for key, values in [*((f"label.{name}", value) for name, value in labels.items()), *axes.items()]:
+    trees = [base, *(rule.set for rule in rules)]
+    labels = [pair for keys in trees for pair in flatten_keys(keys) if pair[0].startswith("label.")]
+    for key, values in [*labels, *axes.items()]:
         choices = values if isinstance(values, list) else [values]
         if any(isinstance(value, float) and not math.isfinite(value) for value in choices):
             raise InputError(f"{source}: {key}: swept values and labels are finite numbers, texts or lists")
@@ -347,8 +380,11 @@ def parse_scenario(tree: Mapping[str, Any], source: str, overrides: Iterable[str
     if seed_is_fixed or "seed" in axes or any("seed" in rule.set for rule in rules):
         raise InputError(f"{source}: seed: a sweep has `seeds`, a count or a list: give them in place of `seed`")
     # Published values and theory are shown only for the setting that they belong to.
-    if published is not None and not {published.tables.rows, published.tables.columns} <= axes.keys():
-        published = None  # an override removed an axis of the tables
+    # Without an axis, which an override removed, there is no layout.
+    published = (
+        published if published and {published.tables.rows, published.tables.columns} <= axes.keys() else None
+    )
+    growth = growth if growth and {growth.along, growth.by, growth.smallest or growth.by} <= axes.keys() else None
     if published is not None or growth is not None:
         new_axes = {key: values for key, values in axes.items() if key != "seeds" and key not in file_axes}
         new_values = {key: values[0] if len(values) == 1 else values for key, values in new_axes.items()}
@@ -368,8 +404,7 @@ def parse_scenario(tree: Mapping[str, Any], source: str, overrides: Iterable[str
         for values in itertools.product(*axes.values())
         for seed in seeds
     ]
-    first = points[0].cell
-    return Scenario(first.name, first.title, axes, seeds, points, published, growth, tuning)
+    return Scenario(points[0].cell.name, points[0].cell.title, axes, seeds, points, published, growth, tuning)
 
 
 def resolve_cell(tree: Mapping[str, Any], source: str) -> Cell:

@@ -52,23 +52,23 @@ from fedpriv.study.stored import (
 
 FORMAT = 1
 _MAX_TITLE_LENGTH = 1000
-"""Number of characters of a title that are shown."""
+"""Most characters of a stored title that are read."""
 _JOURNAL_FILE = "cells.jsonl"
 _REWRITE_SECONDS = 1.0  # a sweep of thousands of cells would otherwise spend its time on rewriting
 
 
 @dataclass(frozen=True)
 class Results:
-    """Content of a results.json."""
+    """Content of a results.json, with the cells of cells.jsonl."""
 
     name: str
     """Name of the scenario."""
     title: str
-    """Title of the scenario, at most 1,000 characters."""
+    """Title of the scenario, cut after 1,000 characters, with escapes (`sanitize_line`)."""
     engine: str
     """Engine of the latest invocation.  Each cell has the engine that computed it."""
     complete: bool
-    """Whether every cell of the scenario is finished."""
+    """Whether every cell of the scenario was finished when results.json was written."""
     axes: Mapping[str, list[Any]]
     """Values of each swept key, by dotted key."""
     seeds: list[int]
@@ -78,7 +78,7 @@ class Results:
     cells: list[Mapping[str, Any]]
     """Records of the finished cells (`CellRecord`), sorted by cell number."""
     versions: Mapping[str, str]
-    """Version of Python and of each package that results depend on, by name, and the platform."""
+    """Versions of the programs of the latest invocation, and the platform (`program_versions`)."""
     rerun: str | None
     """Command that runs the same again, or None for a run started by a program."""
     growth: Growth | None = None
@@ -86,11 +86,11 @@ class Results:
     tuning: Tuning | None = None
     """Section [tuned], the record of the choice of settings, or None."""
     date: str = ""
-    """Start of the run's first invocation, in UTC."""
+    """Time in UTC at which the folder was opened by the first invocation that left progress."""
     added_seeds: tuple[list[int], ...] = ()
     """Seeds that later invocations added, one list each, or empty if none added seeds."""
     differs: tuple[int, ...] = ()
-    """Cells whose stored claim differs from the claim of their releases, if claims were recomputed."""
+    """Cells whose stored claim, releases and scenario contradict each other, if claims were recomputed."""
 
     @property
     def seed_batches(self) -> list[list[int]]:
@@ -139,11 +139,11 @@ class RunFolder(RunObserver):
                 A key is a request, the text of everything that the fit depends on (`FittedNoise.asked`).
             group_cells: Function that groups the cells which the engine computes together, or None if it computes
                 each alone.
-            checkpoints: Checkpoints of the folder, or None if the engine writes none.
+            checkpoints: Checkpoints of the folder, which are checked, or None to check none.
 
         Raises:
-            InputError: The folder holds results or checkpoints of another run, results of any run without
-                `resume`, cells for which fedpriv 0.3.0 made a false claim, or a file that is malformed.
+            InputError: The folder holds results or checkpoints of another run, progress of any run without
+                `resume`, cells for which fedpriv 0.3.0 made a false claim, or malformed results or history.
         """
         self.path = path
         self._fits = fits or {}
@@ -196,6 +196,9 @@ class RunFolder(RunObserver):
         Args:
             place: Number of the cell in the folder.
             finished: Outcome of the cell.
+
+        Raises:
+            ValueError: A number of the record is not finite.
         """
         model = f"models/{place:04d}.npy"
         write_vector(self.path / model, finished.model)
@@ -213,13 +216,13 @@ class RunFolder(RunObserver):
         self._is_refused = self._is_new and isinstance(error, InputError) and not self._records
 
     def ended(self) -> None:
-        """Write results.json, or remove the files of a run that was refused before a cell was finished."""
+        """Write results.json, or remove it and history.jsonl if a new run was refused without a cell."""
         self._write_results()
         for name in ("results.json", "history.jsonl") if self._is_refused else ():
             (self.path / name).unlink(missing_ok=True)
 
     def _write_results(self) -> None:
-        """Rewrite results.json, and delete the journal, whose cells it then contains."""
+        """Rewrite results.json with the cells that are not run again, and delete the journal."""
         scenario = self.scenario
         write_json(
             self.path / "results.json",
@@ -318,7 +321,7 @@ class _StoredPublished(BaseModel):
 
 
 class _StoredResults(BaseModel):
-    """Fields of results.json that all readers need.  `Results` has the others, too."""
+    """Fields of results.json whose types are checked before `Results` is made."""
 
     model_config = ConfigDict(strict=True)
 
@@ -385,7 +388,7 @@ def read_results(folder: Path) -> Results:
 def read_fits(folder: Path) -> dict[str, FittedNoise]:
     """Read the noise mechanisms that were fitted for a run, which will be resumed.
 
-    The result is {} if there is no results.json, or none in it.
+    The result is {} if there is no results.json, or no fit in it.
     The key of a fit is `FittedNoise.asked`, the text of everything that the fit depends on.
 
     Raises:
@@ -396,9 +399,9 @@ def read_fits(folder: Path) -> dict[str, FittedNoise]:
         return {}
     try:
         fits = [FittedNoise(**fit) for fit in json.loads(path.read_text(encoding="utf-8")).get("fits", [])]
-    except (ValueError, TypeError, AttributeError) as error:
+        return {fit.asked: fit for fit in fits}
+    except (ValueError, TypeError, AttributeError, RecursionError) as error:
         raise InputError(f"{path}: not a results file of fedpriv ({type(error).__name__}: {error})") from None
-    return {fit.asked: fit for fit in fits}
 
 
 def describe_engines(results: Results) -> str:
@@ -416,7 +419,7 @@ def read_history(folder: Path) -> Iterator[Mapping[str, Any]]:
     which a killed run may leave, is skipped.
 
     Raises:
-        InputError: There is no history, or a line is not an evaluation.
+        InputError: There is no history, or a line has no cell or no round, or is no JSON.
     """
     path = folder / "history.jsonl"
     if not path.exists():
@@ -433,7 +436,7 @@ def read_history(folder: Path) -> Iterator[Mapping[str, Any]]:
 def check_no_results(path: Path, *, resume: bool) -> None:
     """Raise InputError for a folder that holds results, unless they are to be resumed.
 
-    Evaluations and checkpoints of unfinished cells count as results.
+    Evaluations and checkpoints of unfinished cells count as results.  A folder without results.json holds none.
     """
     if not resume and (path / "results.json").exists() and _has_progress(path):
         raise InputError(f"{path} holds results already; give another --out, or --resume to resume there")
@@ -451,10 +454,11 @@ def _has_progress(folder: Path) -> bool:
 
 
 def read_claims(folder: Path) -> Results:
-    """Read results for display, with every privacy figure computed from the stored releases.
+    """Read results for display, with the figures of each cell's claim computed from its releases.
 
-    Guarantee: a privacy figure that somebody wrote into results.json is not shown.  If it differs from the figure
-    that the releases give, its cell is in `differs`.
+    Guarantee: figures of a cell's claim that somebody wrote into results.json are not shown.  The cell is in
+    `differs` if its ε or μ there is not the one that its releases give, up to rounding, and up to 1 % above for an
+    ε that is computed numerically.
 
     Raises:
         InputError: The folder has no results, they are malformed, a release cannot be accounted for, or fedpriv
@@ -471,6 +475,6 @@ def read_claims(folder: Path) -> Results:
 
 
 def check_claims(folder: Path, results: Results) -> None:
-    """Raise RunError (exit code 1) for a folder whose claims differ from its releases, after it was shown."""
+    """Raise RunError (exit code 1) if `results.differs` names a cell."""
     if results.differs:
         raise RunError(f"{folder}: {format_differing_cells(results.differs)}")

@@ -96,7 +96,7 @@ _MAX_COMPARED_GROUPS = 8  # numbers of groups that are compared, since each need
 
 
 def unfitted_mechanisms(workload: Workload) -> dict[str, Mechanism]:
-    """Return all mechanisms for a workload that need no fit, by a name that includes their parameters."""
+    """Return mechanisms of fedpriv for a workload that need no fit, by the name of their table row."""
     return {
         name: mechanism
         for kind in SELECTABLE_MECHANISMS
@@ -106,7 +106,12 @@ def unfitted_mechanisms(workload: Workload) -> dict[str, Mechanism]:
 
 @dataclass(frozen=True)
 class AccountingSetting:
-    """Setting of an accounting question: released running sums, silos, trust and participation."""
+    """Setting of an accounting question: released running sums, silos, trust and participation.
+
+    Raises:
+        InputError: `clip` is out of its range, `epochs` does not divide `rounds`, there is no such `sampling`, or
+            two fields exclude each other.
+    """
 
     rounds: int
     """Number T of rounds, each with a released running sum."""
@@ -115,7 +120,10 @@ class AccountingSetting:
     clip: float = 1.0
     """Largest norm of a record's increment."""
     batch: int = 1
-    """Number of records of each silo in a round.  A release is the sum of increments divided by this number."""
+    """Number of records of each silo in a round, expected under secret participation.
+
+    A silo's mean is the sum of its increments divided by this number.
+    """
     silos: int = 1
     """Number of silos, which have equal weights in the mean."""
     trust: str = "untrusted"
@@ -158,7 +166,8 @@ class AccountingSetting:
                 ),
                 f"max_participations and {sampling_text}: give only one of them": max_count is not None
                 and self.has_secret_order,
-                f"rounds = {self.rounds} must be a multiple of epochs = {self.epochs}": self.rounds % self.epochs,
+                f"rounds = {self.rounds} must be a multiple of epochs = {self.epochs}": self.epochs < 1
+                or self.rounds % self.epochs,
             }
         )
 
@@ -198,6 +207,9 @@ class AccountingSetting:
         """Make the mechanism called `name` for this workload.
 
         Parameters that are not in `options` are fitted to the noise of the running sums, or have their defaults.
+
+        Raises:
+            InputError: There is no such mechanism, its options do not fit, or noise cannot be fitted.
         """
         return (
             fit_named(make_noise_cost(rows_response(self.rounds), self.workload), name, options).mechanism
@@ -211,7 +223,8 @@ class AccountingSetting:
         For secret participation the target is the ε that μ-GDP gives at `delta`.
 
         Raises:
-            InputError: `mu` is not above 0, or the participation cannot be accounted for.
+            InputError: `mu` is no finite number above 0, the participation cannot be accounted for, or no noise
+                reaches the target.
         """
         check_positive("mu", mu)
         if not isinstance(order := self.participation, MinSeparation):
@@ -222,7 +235,7 @@ class AccountingSetting:
         """Compute the cost at μ > 0 for another workload in a public order, such as that of an algorithm.
 
         Raises:
-            InputError: `mu` is not above 0, or the mechanism has no certificate for the workload.
+            InputError: `mu` is no finite number above 0, or the mechanism has no certificate for the workload.
         """
         check_positive("mu", mu)
         certified = mechanism.certified(workload)
@@ -232,8 +245,8 @@ class AccountingSetting:
         """Compute the cost of noise of standard deviation `std`, that of one party's fresh vectors.
 
         Raises:
-            InputError: `std` is not above 0 or next to nothing beside the clip, or the participation cannot be
-                accounted for.
+            InputError: `std` is no finite number above 0 or next to nothing beside the clip, or the participation
+                cannot be accounted for.
         """
         return self._cost(mechanism, 1.0 / self._noise_multiplier(mechanism, std))
 
@@ -249,8 +262,8 @@ class AccountingSetting:
         """Compute the guarantee of noise of standard deviation `std`, that of one party's fresh vectors.
 
         Raises:
-            InputError: `std` is not above 0 or next to nothing beside the clip, or the participation cannot be
-                accounted for.
+            InputError: `std` is no finite number above 0 or next to nothing beside the clip, or the participation
+                cannot be accounted for.
         """
         order, multiplier = self.participation, self._noise_multiplier(mechanism, std)
         if isinstance(order, MinSeparation):
@@ -260,10 +273,15 @@ class AccountingSetting:
         return order.guarantee(sums, multiplier * sums.displacement(order.distance(sums)))
 
     def compare_mechanisms(self, mu: float, delta: float = DEFAULT_DELTA) -> dict[str, MechanismCost]:
-        """Compute the cost of each mechanism at μ, by a name that includes its parameters.
+        """Compute the cost of several mechanisms at μ, by name.
 
-        Mechanisms that need a fit are left out.  With secret participation the mechanisms are those that it
-        amplifies, and the target is the ε that μ-GDP gives at `delta`.
+        In a public order they are the mechanisms of fedpriv that need no fit.  With secret participation they are
+        independent noise for decay 0 and banded noise otherwise, and the target is the ε that μ-GDP gives at
+        `delta`.
+
+        Raises:
+            InputError: `mu` is no finite number above 0, the participation cannot be accounted for, or no noise
+                reaches the target.
         """
         unamplified = ((name, self, mechanism) for name, mechanism in unfitted_mechanisms(self.workload).items())
         candidates = self._amplified_mechanisms() if self.has_secret_order else unamplified
@@ -273,8 +291,8 @@ class AccountingSetting:
         """Yield mechanisms that every secret participation amplifies, as (name, setting, mechanism).
 
         For decay 0 this is independent noise.  Otherwise it is banded noise with k bands, for k public groups of
-        records, between which rounds alternate.  k is `groups`, or each of the eight smallest divisors of an
-        epoch's rounds if `groups` is 1.
+        records, between which rounds alternate.  k is `groups`, or each of the up to eight smallest divisors of
+        an epoch's rounds if `groups` is 1.
         """
         if self.decay == 0.0:
             yield IndependentGaussian.name, self, IndependentGaussian()
@@ -289,7 +307,7 @@ class AccountingSetting:
         """Return `std` as a multiple of the noise that the mechanism needs for μ = 1.
 
         Raises:
-            InputError: `std` is not above 0, or is next to nothing beside the clip.
+            InputError: `std` is no finite number above 0, or is next to nothing beside the clip.
         """
         multiplier = check_positive("std", std) / float(
             self._calibrate_noise(self._distance(mechanism), 1.0).sources[0].std
@@ -326,7 +344,7 @@ class AccountingSetting:
 
 
 MAX_ROUNDS_OF_SLOW_MECHANISMS = 4096
-"""Number of rounds above which mechanisms with T vectors are left out, because they are too slow."""
+"""Most rounds T for which a table has mechanisms without a fit that keep T vectors or more."""
 
 
 @dataclass(frozen=True)
@@ -344,7 +362,7 @@ class MechanismLine:
     ratio: PublishedNoise
     """Ratio of `published` to the lower bound of all mechanisms."""
     is_auto: bool
-    """Whether `mechanism = "auto"` selects this mechanism."""
+    """Whether `mechanism = "auto"` selects this mechanism, up to ties of noise within a relative 1e-6."""
 
 
 @dataclass(frozen=True)
@@ -368,10 +386,11 @@ def tabulate_mechanisms(
         mu: Guarantee, μ of Gaussian DP.
         response: Weights of the released running sums in the algorithm's queries and output.
         workload: Running sums that are released.
-        max_vectors: Largest number of vectors in the state of a mechanism that "auto" selects.
+        max_vectors: Largest number of vectors in the state of a mechanism that "auto" selects, 0 or more.
 
     Raises:
-        InputError: `mu` is not above 0, or no mechanism or no lower bound can be computed for the workload.
+        InputError: `mu` is no finite number above 0, or no mechanism or no lower bound can be computed for the
+            workload.
     """
     # Of fitted mechanisms with one name and size, the first counts.
     candidate_by_key = dict[tuple[str, int], MechanismCandidate]()
@@ -441,7 +460,7 @@ def measure_seconds_per_round(mechanism: Mechanism, workload: Workload, dimensio
         dimension: Length of a vector.
 
     Returns:
-        Mean seconds of a round, or None for a state of more than 128 vectors and for a run of less than 2 rounds.
+        Mean seconds of a round, or None for a state of more than 128 vectors or a run of less than 2 rounds.
     """
     vectors, rounds = mechanism.memory_vectors(workload), workload.rounds
     if vectors > _MAX_TIMED_VECTORS or rounds < 2:

@@ -4,7 +4,7 @@ A cell is one run: the settings of a scenario, with one value for each swept key
 results.json holds a cell's scenario, its measurements, a description of its releases (vectors that were published,
 and their noise), and its claim of privacy.
 
-RUN_DIR/checkpoints has the last checkpoint of each unfinished group of cells.  Checkpoints hold sums without
+RUN_DIR/checkpoints has the last checkpoints of unfinished groups of cells.  Checkpoints hold sums without
 noise, so that their mode is 0600.
 
 A resumed run may add seeds, and may use another engine.  A cell keeps its number, and cells of added seeds are
@@ -36,7 +36,7 @@ from fedpriv.scenario.schema import Cell
 
 
 def program_versions() -> dict[str, str]:
-    """Return the versions of the programs that compute the results."""
+    """Return versions of Python and of packages that compute the results, by name, and the platform."""
     return {
         "python": platform.python_version(),
         **{name: metadata.version(name) for name in ("fedpriv", "torch", "numpy", "flwr", "cryptography")},
@@ -49,7 +49,8 @@ def privacy_data(
 ) -> dict[str, Any]:
     """Compute the privacy statement of a cell as data.
 
-    Its figures of ε and μ follow from the ledger `releases`, and not from the target of the scenario.
+    Its figures of ε and μ follow from the ledger `releases` and from a first step that was taken elsewhere
+    (`add_external_first_step`), and not from the target of the rounds.
     """
     releases = add_external_first_step(releases, cell.budget.other_mu)
     claim, delta = compute_claim(releases), cell.privacy.delta
@@ -105,9 +106,9 @@ class _CellScenario(NamedSection):
 
 
 class CellRecord(BaseModel):
-    """Fields of `make_cell_record` that readers need.  Fields with a default may be absent.
+    """Fields of a cell's record that readers need.  Fields with a default may be absent.
 
-    Metrics are further fields, by name, such as test_loss.
+    Further fields are accepted, among them metrics by name, such as test_loss.
     """
 
     model_config = ConfigDict(extra="allow", strict=True)
@@ -129,25 +130,25 @@ class CellRecord(BaseModel):
     """Number of clients, or 0 if the scenario sets none."""
     rounds: int
     records: int = 0
-    """Number of training records that silos hold together."""
+    """Number of training records, or other units of protection, that silos hold together."""
     unread: int = 0
     """Number of `federation.samples` that no silo holds."""
     smallest_silo: int = 0
-    """Number of training records of the smallest silo."""
+    """Number of training records, or other units of protection, of the smallest silo."""
     batch: int = 0
-    """Number of records of all silos in one batch each."""
+    """Number of records, or other units of protection, of all silos in one batch each."""
     dimension: int
-    """Number d of the model's parameters."""
+    """Number d of parameters in the published model."""
     gradient_evaluations: int
-    """Number of gradients of single records, over all silos and rounds, expected if records are sampled."""
+    """Number of gradients, or values, of single records in all rounds, expected if records are sampled."""
     bytes_sent: int
-    """Bytes that one silo sends in all rounds, without headers."""
+    """Bytes of one silo's messages in all rounds and a first step, without headers, if it misses none."""
     fraction_clipped: float | None
-    """Fraction of increments that were clipped, or None if silos do not report it."""
+    """Fraction of increments that were clipped, or None if they are not counted."""
     missed: dict[str, list[int]] = {}
     """Rounds in which a silo did not reply, by silo."""
     wall_seconds: float
-    """Share of this cell in the run time, in seconds."""
+    """Share of this cell in the run time of its group, plus the time of its first step, in seconds."""
     engine: str
     """Name of the engine that computed the cell."""
     scenario: _CellScenario
@@ -187,7 +188,7 @@ def derived_fields(
 
 
 def make_cell_record(place: int, point: SweepPoint, finished: CellOutcome, engine: str) -> dict[str, Any]:
-    """Make the record of a finished cell in results.json, without the path of its model."""
+    """Make the record of a finished cell, without its model's path and the measurements of add-ons."""
     return {
         "cell": place,
         "point": dict(point.swept_values),
@@ -219,12 +220,12 @@ class CheckpointFolder(Checkpoints):
         self._write_failed = False
 
     def check_scenario(self, scenario: Scenario) -> None:
-        """Delete checkpoints that cannot be used, and check that the others are of the scenario's cells.
+        """Delete checkpoints with a damaged header or other versions, and check the cells of the others.
 
         The observer is notified of each deleted checkpoint.
 
         Raises:
-            InputError: A usable checkpoint is of cells that the scenario does not have.
+            InputError: One of the others is of cells that the scenario does not have.
         """
         checkpoint_paths = find_checkpoints(self._folder.parent)
         cell_digests = {cell_digest(point.cell) for point in scenario.points} if checkpoint_paths else set()
@@ -252,7 +253,7 @@ class CheckpointFolder(Checkpoints):
     def keep(self, name: str, content: bytes) -> None:
         """Write a checkpoint, of mode 0600.
 
-        The run continues without it if the disk refuses, and the observer is notified of the first such failure.
+        If it cannot be written, the run continues, and the observer is notified of the first such failure.
 
         Args:
             name: Name of the checkpoint, which gives the name of its file.

@@ -2,7 +2,7 @@
 
 A cell is one run: the settings of a scenario, with one value for each swept key and one seed.  A point is the cell
 with its values of the swept keys.  A scenario whose table is scaled privately has first steps: runs of one round
-that release the noisy moments of the columns, before the rounds that use them.
+that release the moments of the columns, with noise in a private run, before the rounds that use them.
 """
 
 import json
@@ -68,7 +68,7 @@ def scale_scenario(
 ) -> tuple[Scenario, FirstSteps]:
     """Run the first steps of a scenario, and write the scaling of the columns into its cells.
 
-    A first step is a run whose model is the noisy moments of the columns, as means over all rows that are read.
+    A first step is a run whose model is the moments of the columns, as means over all rows that are read.
     Divided by the public share of rows that count, they give the scaling.
 
     Args:
@@ -134,7 +134,8 @@ def lock_folder(folder: Path) -> Iterator[None]:
 class RunOptions:
     """Options of `fedpriv run` and `fedpriv.run`, except for the scenario and displays.
 
-    A run with `workers` has the results of one without, if the workers' processors are of the same kind.
+    A run with `workers` has the models and metrics of one without, if the workers have processors of the same kind
+    and the same files.
     """
 
     engine: str = "vectorized"
@@ -142,7 +143,7 @@ class RunOptions:
     out: Path | None = None
     """Folder of the results, or None for one of runs/NAME, runs/NAME-2, …, as `find_free_folder` finds it."""
     resume: bool = False
-    """Whether to keep the folder's finished cells, and to run only the missing ones."""
+    """Whether to keep the folder's finished groups of cells, and to run only the others."""
     connection: Connection = LOCAL
     """SuperLink of the run, or the default for a run that starts its processes itself."""
     workers: Workers | None = None
@@ -160,7 +161,7 @@ class RunOptions:
     def format_command(self, scenario: str) -> str:
         """Format the command line that runs a scenario file with these options.
 
-        The options --out, --resume, --workers and --ray are left out, since they decide no result.
+        The options --out, --resume, --workers and --ray, which define no cell, are left out.
         """
         options = [
             *([] if self.engine == "vectorized" else [("--engine", self.engine)]),
@@ -194,15 +195,15 @@ def run_sweep(
         rerun: Command that would run the same again, or None for a run started by a program.
 
     Raises:
-        InputError: The scenario cannot be run, or another run uses the folder or has results there.
-        RunError: A cell could not be finished.
+        InputError: The scenario or an option cannot be used, or another run uses the folder or has results there.
+        RunError: A cell could not be finished, or workers cannot be started.
     """
     # With a running SuperLink, its silos have the records, and this process has none.
     engine_row, has_records = find_engine_row(options.engine), options.connection.superlink is None
     path, resume = options.out or find_free_folder(scenario.name, resume=options.resume), options.resume
     checkpoints = CheckpointFolder(path, ObserverGroup((), observers))
     with lock_folder(path), ExitStack() as stack:
-        # Folder, which is refused or read before anything is computed or released.
+        # Fits and progress in the folder.  Results of another run are refused by `RunFolder`, after first steps.
         cached_fits = read_fits(path) if resume else {}
         check_no_results(path, resume=resume)
         # Engine of the cells, and of first steps, which have no checkpoints.
@@ -263,7 +264,7 @@ def estimate_run_memory(scenario: Scenario, options: RunOptions) -> MemoryNeed |
     The result is None for an engine whose processes are not this program's.
 
     Raises:
-        InputError: The run would be refused for its scenario or its memory.
+        InputError: The scenario cannot be run with records of this machine, or there is too little memory.
     """
     cells = [assume_scaling(point.cell) for point in prepare_scenario(scenario, {})[0].points]
     return check_memory(cells, options.engine, options.process_count)

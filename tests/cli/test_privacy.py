@@ -365,3 +365,9 @@ def test_compared_group_counts_divide_the_rounds_of_an_epoch_unless_one_is_given
     setting = AccountingSetting(rounds=24, epochs=2, sampling="allocation", relation="zero-out")
     for compared, groups in ((setting, [1, 2, 3, 4, 6, 12]), (replace(setting, groups=2), [2])):
         assert [amplified.groups for _, amplified, _ in compared._amplified_mechanisms()] == groups
+
+
+@pytest.mark.parametrize("epochs", [0, -2])
+def test_a_setting_without_a_pass_is_refused(epochs: int) -> None:
+    with pytest.raises(InputError, match=f"rounds = 4 must be a multiple of epochs = {epochs}"):
+        AccountingSetting(rounds=4, epochs=epochs)

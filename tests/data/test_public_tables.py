@@ -79,6 +79,8 @@ def test_train_test_splits_match_those_of_scikit_learn() -> None:
     labels = np.array([0, 1, 1, 0, 1, 0, 0, 1, 0, 0, 1, 0])
     assert sorted(draw_stratified_test(labels, 0.66, 43).tolist()) == [0, 2, 3, 7, 8]
     assert sorted(draw_plain_test(labels, 0.66, 43).tolist()) == [6, 7, 8, 9, 11]
+    # train_test_split(np.arange(10), test_size=.3, train_size=.7, random_state=43): 1.0 - 0.7 is more than 0.3
+    assert sorted(draw_plain_test(labels[:10], 0.7, 43).tolist()) == [3, 6, 9]
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import ast
 import asyncio
+import functools
 import subprocess
 import sys
 import tomllib
@@ -31,10 +32,10 @@ PUBLIC = {f"flwr.{part}" for part in PARTS}
 MOST = 40
 
 
-def product() -> Iterator[tuple[Path, ast.Module]]:
-    for room in ("fedpriv", "server", "clients"):
-        for path in sorted((ROOT / room).rglob("*.py")):
-            yield path, ast.parse(path.read_text(encoding="utf-8"))
+@functools.cache
+def product() -> list[tuple[Path, ast.Module]]:
+    paths = [path for room in ("fedpriv", "server", "clients") for path in sorted((ROOT / room).rglob("*.py"))]
+    return [(path, ast.parse(path.read_text(encoding="utf-8"))) for path in paths]
 
 
 def imported(tree: ast.Module) -> Iterator[str]:

@@ -6,13 +6,14 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import psutil
@@ -138,6 +139,38 @@ def test_a_group_that_killed_three_workers_fails_with_the_names_of_its_cells(
 ) -> None:
     with refusal("cells 1, 0: worker 12 on here died, 3 times in a row: killed: out of mem", RunError):
         run_group([[BEGAN, DiedError("killed: out of memory\nmore")]] * 3, monkeypatch)
+
+
+def test_workers_that_die_before_they_begin_and_without_a_reason_are_not_called_by_an_earlier_name(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with refusal("cells 1, 0: a worker died, 3 times in a row: DiedError$", RunError):
+        run_group([[BEGAN, LOST], [LOST], [DiedError()]], monkeypatch)
+
+
+@pytest.mark.parametrize("reason", ["no cluster", ""])
+def test_a_cluster_is_used_from_any_thread_and_one_that_cannot_be_reached_is_named(
+    monkeypatch: pytest.MonkeyPatch, reason: str
+) -> None:
+    """Python sets handlers of signals in the main thread only."""
+
+    def refuse(**_: object) -> None:
+        raise ConnectionError(*([reason] if reason else []))
+
+    ray, results = SimpleNamespace(__spec__=object(), init=lambda **_: None, shutdown=lambda: None), list[object]()
+    monkeypatch.setitem(sys.modules, "ray", cast(Any, ray))
+
+    def connect() -> None:
+        with engine._connect_ray(Workers(None, "auto")) as module:
+            results.append(module)
+
+    thread = threading.Thread(target=connect)
+    thread.start()
+    thread.join()
+    assert results == [ray]
+    ray.init = refuse
+    with refusal(f"Ray at auto cannot be used: {reason or 'ConnectionError'}$", RunError):
+        connect()
 
 
 def test_a_worker_with_other_versions_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -265,6 +265,54 @@ def test_overriding_the_partition_removes_the_settings_of_the_previous_partition
         parse_scenario(tree, "test", ["data.partition=iid", "data.concentration=0.1"])
 
 
+@pytest.mark.parametrize("is_swept", [False, True])
+def test_overriding_the_partition_removes_swept_settings_of_the_previous_partition(is_swept: bool) -> None:
+    """A cell was run once for each value of a key that it had lost, as if these were seeds."""
+    tree: dict[str, Any] = {**small_tree(), "sweep": {"data.shards": [1, 2]}}
+    if is_swept:
+        tree["sweep"]["data.partition"] = ["shards"]
+    else:
+        tree["data"]["partition"] = "shards"
+    assert len(parse_scenario(tree, "test").points) == 2
+    (point,) = parse_scenario(tree, "test", ["data.partition=iid"]).points
+    assert (point.cell.data.partition, point.cell.data.shards) == ("iid", None)
+    assert len(parse_scenario(tree, "test", ["data.partition=iid", 'data.partition=["shards"]']).points) == 2
+
+
+@pytest.mark.parametrize(
+    ("section", "value", "override"),
+    [("privacy", 3, "privacy.mu=[1.0]"), ("data", 3, 'data.partition=["iid"]')],
+)
+def test_a_rule_that_replaces_a_section_by_a_value_is_refused(section: str, value: Any, override: str) -> None:
+    tree = {**small_tree(), "where": [{"when": {}, "set": {section: value}}]}
+    with pytest.raises(InputError, match=f"{section} = 3: expected a table of keys"):
+        parse_scenario(tree, "test", [override])
+
+
+def test_a_rule_may_replace_the_data_without_naming_a_partition() -> None:
+    tree = {**small_tree(), "where": [{"when": {}, "set": {"data": {"name": "synthetic"}}}]}
+    (point,) = parse_scenario(tree, "test", ['data.partition=["iid"]']).points
+    assert point.cell.data.partition == "iid"
+
+
+@pytest.mark.parametrize("labels", [{"label.x": math.nan}, {"label": {"x": math.inf}}])
+def test_a_label_that_a_rule_sets_is_finite(labels: dict[str, Any]) -> None:
+    """The results of such a run could not be written as JSON."""
+    tree = {**small_tree(), "where": [{"when": {"federation.silos": 2}, "set": labels}]}
+    with pytest.raises(InputError, match=r"label\.x: swept values and labels are finite numbers"):
+        parse_scenario(tree, "test")
+
+
+def test_scaling_is_dropped_if_an_override_removes_its_axis() -> None:
+    """`fedpriv run` trained all cells, and then refused to show them."""
+    section: dict[str, Any] = {"along": "federation.silos", "by": "privacy.rho", "metric": "test_loss"}
+    tree = {**swept_tree(), "scaling": section}
+    assert parse_scenario(tree, "test").growth is not None
+    assert parse_scenario(tree, "test", ["privacy.mu=1.0"]).growth is None
+    tree["scaling"] = {**section, "by": "federation.silos", "smallest": "privacy.rho", "factor": 1.0}
+    assert parse_scenario(tree, "test", ["privacy.mu=1.0"]).growth is None
+
+
 @given(
     silos=st.integers(1, 60),
     rounds_per_epoch=st.integers(1, 40),

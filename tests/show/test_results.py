@@ -16,7 +16,7 @@ from fedpriv.engines.vectorized.checkpoints import SimulationCheckpoint, pack_ch
 from fedpriv.scenario.load import Scenario, parse_scenario
 from fedpriv.scenario.schema import Cell
 from fedpriv.show.summary import describe_measurement
-from fedpriv.study.results import RunFolder, describe_engines, read_history, read_results
+from fedpriv.study.results import RunFolder, describe_engines, read_fits, read_history, read_results
 from fedpriv.study.stored import CheckpointFolder
 from fedpriv.study.sweep import RunOptions, run_sweep
 from tests.conftest import small_tree
@@ -221,3 +221,12 @@ def test_damaged_results_files_are_refused_in_one_line(tmp_path: Path, keys: tup
     change_results(tmp_path, keys, value)
     with pytest.raises(InputError, match="not a results file of fedpriv"):
         read_results(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "fits", ['[{"asked": [], "found": {}, "label": "", "vectors": 0, "seconds": 0.0}]', "[" * 100_000]
+)
+def test_damaged_fits_are_refused_in_one_line(tmp_path: Path, fits: str) -> None:
+    (tmp_path / "results.json").write_text(f'{{"fits": {fits}}}', encoding="utf-8")
+    with pytest.raises(InputError, match="not a results file of fedpriv"):
+        read_fits(tmp_path)
