@@ -130,7 +130,7 @@ def find_excluded_targets(overridden_keys: Iterable[str], mode: Any = None) -> l
 
 
 def find_excluded_partition_keys(overridden_keys: Iterable[str], partitions: Collection[Any]) -> list[str]:
-    """Return the keys of other partitions if the partition is overridden, without keys that are overridden, too.
+    """Return the keys of other partitions if the partition is overridden, unless they are overridden, too.
 
     Args:
         overridden_keys: Dotted names of the overridden keys.
