@@ -1,4 +1,4 @@
-"""Errors with messages for users, such as `InputError` for unusable input and `RunError` for a failed run.
+"""Errors with messages for users, such as `InputError` (unusable input) and `RunError` (failed run).
 
 A message says what was wrong and, as far as it is known, where, and what would be right.  The command line prints
 the message and exits with `exit_code`.
