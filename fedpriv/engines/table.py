@@ -259,7 +259,7 @@ def _count_tensors(state: Any) -> int:
 
 
 def _count_accumulator_vectors(plan: Plan) -> int:
-    """Upper bound on the number of vectors of a running sum, of its past vectors, and of the mechanism state."""
+    """Upper bound on the vectors of a running sum, the past vectors, and the mechanism state."""
     first_round = plan.estimator.round(1)
     past_vectors = plan.estimator.memory if first_round.split is None else 2 + first_round.split.rounds_per_epoch
     workload = make_silo_stream(plan, 0, plan.schedule.rounds).workload if plan.noise.sources else None
@@ -467,4 +467,4 @@ def _load_glibc() -> ctypes.CDLL | None:
 
 
 _ACTIVE_RUNS: list[ctypes.CDLL] = []
-"""An entry for each context of `retain_freed_pages` that set thresholds and has not ended, in all threads."""
+"""An entry for each open context of `retain_freed_pages` with an effect, in all threads."""

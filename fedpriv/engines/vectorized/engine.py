@@ -133,7 +133,7 @@ def find_device(name: str) -> torch.device:
     return device
 
 
-_PROGRESS_SECONDS = 0.1  # time after a report of progress without another one, unless the last round ends
+_PROGRESS_SECONDS = 0.1  # time without a report after that of a round, unless the last round ends
 
 
 def run_vectorized(
@@ -307,7 +307,7 @@ class _ReplicateGroup:
     def iterate_states(self, states: _GroupState, first_round: int) -> Iterator[_GroupState]:
         """Compute rounds from `first_round` on, starting from `states`, and yield the state after each.
 
-        Round t forms the mean of the silos' noisy releases at the query x_t, (replicates, d), and the optimizer
+        Round t forms the mean of the silos' noisy releases for the query x_t, (replicates, d), and the optimizer
         computes x_{t+1} from it.
 
         Raises:

@@ -184,7 +184,7 @@ class OrderedBatches:
         return RoundBatch(None, record_weights.to(self._train.features.device), silos, NO_ROW_INDICES)
 
     def _row_indices(self, batches: Sequence[int]) -> NDArray[np.int64]:
-        """Return the row indices of the records of these batches, silo by silo, or none if they are not needed."""
+        """Return the row indices of these batches, silo by silo, or none if they are not needed."""
         if not self._with_row_indices:
             return NO_ROW_INDICES
         first_batch, count = batches[0], len(batches)  # the batches of a round are consecutive
@@ -301,7 +301,7 @@ class SampledBatches:
 _AGGREGATE_PARTY = 0xFFFF_FFFE  # a reserved party number, so that no silo's or server's stream is reused
 _MAX_BLOCK_VALUES = 2**21
 _MAX_BLOCK_ROUNDS = 256
-_MAX_DEVICE_VALUES = 2**22  # normal values in a device's memory at a time, besides sums, or one vector
+_MAX_DEVICE_VALUES = 2**22  # most normal values that a device draws at a time, unless one vector has more
 # One thread draws these blocks, since a second one would fight the first for the interpreter.
 _PREFETCHED_BLOCKS = 2
 
