@@ -385,8 +385,9 @@ def _read_persons(table: RawTable, name: str) -> NDArray[np.str_]:
     """
     cells = table.column(name)
     if cells.is_missing.any():
-        location = table.describe_cell(int(cells.is_missing.argmax()), name)
-        raise InputError(f"{location} names no person; every row needs one")
+        raise InputError(
+            f"{table.describe_cell(int(cells.is_missing.argmax()), name)} names no person; every row needs one"
+        )
     return cells.to_numpy()
 
 

@@ -214,8 +214,17 @@ def load_silo_table(path: Path, schema: TableSchema, silo: int) -> EncodedTable:
     return encoded
 
 
+def file_version(path: Path) -> tuple[int, int]:
+    """Return the size and the time of modification of a file, or zeros if it cannot be found."""
+    try:
+        status = path.stat()
+    except (OSError, ValueError):
+        return (0, 0)
+    return status.st_size, status.st_mtime_ns
+
+
 @lru_cache(maxsize=4)
-def _read_cached(path: Path, cell_format: CellFormat, size: int, changed: int) -> RawTable:
+def _read_cached(path: Path, cell_format: CellFormat, _version: tuple[int, int]) -> RawTable:
     """Read a table, and read it again when the file's size or its time of modification is another."""
     return read_table(path, cell_format)
 
@@ -232,13 +241,8 @@ def read_raw_table(path: Path, cell_format: CellFormat = CellFormat()) -> RawTab
     Raises:
         InputError: The file is missing, is not a readable table, or has no records.
     """
-    if (frame := find_frame(path)) is not None:
-        return frame
-    try:
-        status = path.stat()
-    except OSError:
-        return read_table(path, cell_format)  # raises InputError with the reason
-    return _read_cached(path, cell_format, status.st_size, status.st_mtime_ns)
+    frame = find_frame(path)
+    return _read_cached(path, cell_format, file_version(path)) if frame is None else frame
 
 
 def check_persons(encoded: TableRows, schema: TableSchema, path: Path) -> None:

@@ -99,8 +99,9 @@ def compute_response(
     weights[np.arange(len(point_indices)), point_indices] = 1.0
     weights[-1, -1] = 1.0
     # The output takes the place of the query of a further round.
-    stream = _OptimizerStream(optimizer, make_round, (*(point_indices == rounds - 1).tolist(), True))
-    responses = apply_adjoint(stream, weights)
+    responses = apply_adjoint(
+        _OptimizerStream(optimizer, make_round, (*(point_indices == rounds - 1).tolist(), True)), weights
+    )
     return NoiseResponse(responses[:-1], responses[-1])
 
 

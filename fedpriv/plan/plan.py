@@ -400,8 +400,7 @@ def silo_weights(cell: Cell) -> tuple[float, ...]:
     shares = (
         [(size * mu) ** 2 for size, mu in zip(sizes, mus, strict=True)] if cell.privacy.shares and mus else sizes
     )
-    total = sum(shares)
-    return tuple(share / total for share in shares)
+    return tuple(share / sum(shares) for share in shares)
 
 
 ROUNDING_ALLOWANCE = 2.0**-20

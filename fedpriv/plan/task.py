@@ -20,7 +20,7 @@ from fedpriv.core.errors import InputError, refuse
 from fedpriv.core.extensions import table_revision
 from fedpriv.data.encode import Scaling
 from fedpriv.data.layout import FeatureLayout, describe_inputs
-from fedpriv.data.named import display_name, find_schema, load, load_held_out
+from fedpriv.data.named import display_name, find_file, find_schema, load, load_held_out
 from fedpriv.data.own import Sites
 from fedpriv.data.partition import (
     SiloRows,
@@ -38,6 +38,7 @@ from fedpriv.data.partition import (
     partition_shards,
 )
 from fedpriv.data.schema import TableSchema
+from fedpriv.data.tables import file_version
 from fedpriv.loss.features import augment_objective
 from fedpriv.loss.goldstein import GoldsteinView
 from fedpriv.loss.objective import Objective, Records, make_bfloat16_view
@@ -181,7 +182,7 @@ class ModelInputs:
 
     A task whose rows are records, before metrics are added, depends only on these inputs, on the number of
     validation records, and on the data set's content.  `load_task_of_inputs` caches the last two tasks by inputs
-    and number.  A cached task stays as it is if a file changes.
+    and number.
     """
 
     data_name: str
@@ -201,6 +202,8 @@ class ModelInputs:
     """
     algorithm: tuple[str, Settings] | None = None
     """Name and settings of an algorithm that extends the model, or None."""
+    file_version: tuple[int, int] = (0, 0)
+    """Size and time of modification of the data set's file, or zeros if it has none."""
     registry_revision: int = field(default_factory=table_revision)
     """Revision of the tables to which extensions add rows."""
 
@@ -215,6 +218,7 @@ class ModelInputs:
             data.scaling,
             data.split_and_spared,
             None if algorithm.row.model is None else (algorithm.name, algorithm.settings),
+            file_version(find_file(data.name)),
         )
 
     def compute_features(self, images: NDArray[Any]) -> Tensor:

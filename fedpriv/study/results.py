@@ -419,7 +419,7 @@ def read_history(folder: Path) -> Iterator[Mapping[str, Any]]:
     which a killed run may leave, is skipped.
 
     Raises:
-        InputError: There is no history, or a line has no cell or no round, or is no JSON.
+        InputError: There is no history, or a line is no JSON object with a cell and a round.
     """
     path = folder / "history.jsonl"
     if not path.exists():
@@ -427,7 +427,7 @@ def read_history(folder: Path) -> Iterator[Mapping[str, Any]]:
     for number, line in enumerate(read_complete_lines(path), start=1):
         try:
             evaluation = json.loads(line)
-            _ = evaluation["cell"], evaluation["round"]
+            _ = hash(evaluation["cell"]), evaluation["round"]
         except (ValueError, KeyError, TypeError):
             raise InputError(f"{path}, line {number}: not an evaluation; take the line out") from None
         yield evaluation

@@ -356,7 +356,7 @@ def check_cell(folder: Path, number: int, stored: Cell, scenario: Scenario) -> N
     points = scenario.points
     difference = (
         first_difference(stored.canonical_data(), points[number].cell.canonical_data())
-        if number < len(points)
+        if 0 <= number < len(points)
         else f"this scenario has {len(points)} cells"
     )
     if difference:

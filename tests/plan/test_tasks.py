@@ -83,6 +83,15 @@ def test_the_last_training_records_are_held_out_for_validation(small_cell: MakeC
             assert torch.equal(part.labels, whole.train.labels[expected])
 
 
+def test_a_table_that_was_corrected_is_read_again(tmp_path: Path) -> None:
+    """In one process, as in a notebook."""
+    counts = list[int]()
+    for length in (60, 90):
+        tree = table_tree(write_csv(tmp_path / "t.csv", rows(length)))
+        counts.append(len(load_task(resolve_cell(tree, "test")).train.features))
+    assert counts[0] < counts[1]
+
+
 def test_a_table_without_test_records_is_refused(tmp_path: Path) -> None:
     tree = table_tree(write_csv(tmp_path / "t.csv", rows()), split=None, test_share=0.0)
     with pytest.raises(InputError, match=r"t\.csv: has no test records; look at `split` and `test_share`"):

@@ -230,3 +230,13 @@ def test_damaged_fits_are_refused_in_one_line(tmp_path: Path, fits: str) -> None
     (tmp_path / "results.json").write_text(f'{{"fits": {fits}}}', encoding="utf-8")
     with pytest.raises(InputError, match="not a results file of fedpriv"):
         read_fits(tmp_path)
+
+
+def test_a_cell_of_a_negative_number_and_a_history_of_lists_are_refused(tmp_path: Path) -> None:
+    folder(tmp_path, finished=(0,))
+    (tmp_path / "history.jsonl").write_text('{"cell": [1], "round": 1}\n', encoding="utf-8")
+    with pytest.raises(InputError, match="line 1: not an evaluation"):
+        folder(tmp_path, resume=True)
+    change_results(tmp_path, ("cells", 0, "cell"), -1)
+    with pytest.raises(InputError, match="its cell -1 differs"):
+        folder(tmp_path, resume=True)
