@@ -4,8 +4,8 @@
 
 A SuperLink and two silos, each a guard and a SuperNode, train softmax regression of 10 numbers (a table that is
 made here) by DP-SGD in 1,000 rounds, or in ROUNDS.  Every 50th round has a row in the first table.  The second
-table has the slope of each figure from a fifth of the rounds on, when everybody has made plans and filled caches:
-least squares, and a 95 % interval by Student's t, which takes deviations from the line for independent.  They are
+table has the slope of each figure from a fifth of the rounds on, when everybody has made plans and filled caches,
+up to the last row but one: least squares, and a 95 % interval by Student's t, which takes deviations from the line for independent.  They are
 not, so that intervals are somewhat narrow.  Root has to set FEDPRIV_ALLOW_ROOT=1.
 
 Memory is RSS, of guards and SuperNodes the sum over silos; a SuperNode's supervisor and server count as what they
@@ -146,11 +146,11 @@ def main(rounds: int) -> None:
         for _ in make_engine("deployment", folder / "run")([point.cell], growth):
             pass
     table = {name: np.array([row.get(name, np.nan) for row in growth.rows]) for name in ("round", *columns())}
-    late = table["round"] >= rounds / 5
-    print("\n| figure | at the end | slope per 1,000 rounds | 95 % |\n|---|---|---|---|")
+    late = (table["round"] >= rounds / 5) & (table["round"] < rounds)  # as the run ends, its ledger shrinks
+    print("\n| figure | before the end | slope per 1,000 rounds | 95 % |\n|---|---|---|---|")
     for name in columns():
         by, half = slope(table["round"][late], table[name][late])
-        print(f"| {name} | {table[name][-1]:.1f} | {by:+.2f} | {by - half:+.2f} to {by + half:+.2f} |")
+        print(f"| {name} | {table[name][late][-1]:.1f} | {by:+.2f} | {by - half:+.2f} to {by + half:+.2f} |")
 
 
 if __name__ == "__main__":
