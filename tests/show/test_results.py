@@ -233,7 +233,7 @@ def test_damaged_fits_are_refused_in_one_line(tmp_path: Path, fits: str) -> None
 
 
 def test_a_cell_of_a_negative_number_and_a_history_of_lists_are_refused(tmp_path: Path) -> None:
-    folder(tmp_path, finished=(0,)).ended()
+    folder(tmp_path, finished=(len(scenario().points) - 1,)).ended()
     (tmp_path / "history.jsonl").write_text('{"cell": [1], "round": 1}\n', encoding="utf-8")
     with pytest.raises(InputError, match="line 1: not an evaluation"):
         folder(tmp_path, resume=True)
