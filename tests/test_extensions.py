@@ -92,6 +92,30 @@ def test_an_import_file_that_fails_is_refused_in_one_line_with_its_path(
     assert extensions.IMPORT_VARIABLE not in os.environ
 
 
+def test_a_relative_path_in_the_variable_stands_for_the_file_that_the_option_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("once.py").write_text("from fedpriv.core import extensions\nextensions.note_table_change()", "utf-8")
+    monkeypatch.setenv(extensions.IMPORT_VARIABLE, "once.py")
+    revision = extensions.table_revision()
+    extensions.load_extensions()
+    extensions.import_files([Path("once.py")])
+    assert extensions.table_revision() == revision + 1
+    Path("bad.py").write_text("x = 1\nraise ValueError('it')", encoding="utf-8")
+    monkeypatch.setenv(extensions.IMPORT_VARIABLE, "bad.py")
+    with pytest.raises(fedpriv.InputError, match=r"bad\.py, line 2: ValueError: it"):
+        extensions.load_extensions()
+
+
+def test_a_path_with_the_separator_of_the_variable_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / f"a{os.pathsep}b.py"
+    path.write_text("x = 1", encoding="utf-8")
+    with pytest.raises(fedpriv.InputError, match=f"rename it without '{os.pathsep}'"):
+        extensions.import_files([path])
+    assert extensions.IMPORT_VARIABLE not in os.environ
+
+
 def test_built_in_algorithms_cannot_be_replaced() -> None:
     with pytest.raises(fedpriv.InputError, match="'dp-sgd' is an algorithm of fedpriv"):
         fedpriv.add_algorithm(ALGORITHMS["dp-sgd"])

@@ -1,8 +1,8 @@
 """Extensions, which are users' own algorithms, models and data, and add-ons, fedpriv's optional parts.
 
 An extension is a Python file that is named by `--import` or in `FEDPRIV_IMPORT`, or a module that a package names
-as an entry point of the group `fedpriv.extensions`.  When it is imported, it calls functions such as
-`fedpriv.add_algorithm`, `add_model` and `add_data`.
+as an entry point of the group `fedpriv.extensions`.  A guard imports the modules that its policy lists instead.
+When an extension is imported, it calls functions such as `fedpriv.add_algorithm`, `add_model` and `add_data`.
 
 An add-on is a file or a folder of `fedpriv/addons`, which the core imports by name only: the modules in
 `COMMANDS`, which add commands, when the command line starts, and its parts in `ADD_ON_PARTS` on use.  The core
@@ -20,7 +20,7 @@ from importlib import metadata, util
 from pathlib import Path
 from typing import Any
 
-from fedpriv.core.errors import InputError
+from fedpriv.core.errors import InputError, refuse
 
 _ADD_ON_PACKAGE = "fedpriv.addons."
 ADD_ON_PARTS: Mapping[str, Mapping[str, str]] = {
@@ -70,6 +70,7 @@ def load_add_on_part(kind: str, name: str) -> Any:
 
     Raises:
         InputError: The add-on is not installed.
+        ModuleNotFoundError: Another module, which the add-on imports, is not installed.
     """
     return _import_attribute(ADD_ON_PARTS[kind][name], f"{kind} {name!r}")
 
@@ -93,6 +94,7 @@ def find_register(module: str) -> Any:
 
     Raises:
         InputError: The add-on is not installed.
+        ModuleNotFoundError: Another module, which the add-on imports, is not installed.
     """
     return _import_attribute(f"{module}:register", f"fedpriv {COMMANDS[module][0]}")
 
@@ -144,9 +146,10 @@ def import_files(files: Sequence[Path]) -> None:
     """Import these files, and name them in `FEDPRIV_IMPORT` for the processes that this one starts.
 
     Raises:
-        InputError: A file cannot be imported.
+        InputError: A file cannot be imported, or its path has the separator of `FEDPRIV_IMPORT` (`os.pathsep`).
     """
     absolute = [str(path.resolve()) for path in files]
+    refuse({f"--import {path}: rename it without {os.pathsep!r}": os.pathsep in path for path in absolute})
     for path in absolute:
         _import_file(Path(path))
     os.environ[IMPORT_VARIABLE] = os.pathsep.join(
@@ -163,7 +166,7 @@ def load_extensions() -> None:
         InputError: An import fails.
     """
     for path in filter(None, os.environ.get(IMPORT_VARIABLE, "").split(os.pathsep)):
-        _import_file(Path(path))
+        _import_file(Path(path).resolve())
     for entry in metadata.entry_points(group=ENTRY_POINT_GROUP):
         if entry.value in _imported_extensions:
             continue
@@ -191,6 +194,9 @@ def import_module(name: str, key: str) -> None:
 def _import_file(path: Path) -> None:
     """Import a Python file, unless this content at this path is imported already.
 
+    Args:
+        path: Absolute path of the file.
+
     Raises:
         InputError: The file cannot be read or imported.
     """
@@ -217,12 +223,16 @@ def _import_file(path: Path) -> None:
 
 
 def _format_error_line(path: Path, error: Exception) -> str:
-    """Return ", line 12" for the last line of the file that ran before the error, or "" if none ran."""
+    """Return ", line 12" for the file's line that is innermost in the error's traceback, or "" without one.
+
+    Args:
+        path: Absolute path of the file.
+        error: Error that its import raised.
+    """
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
     return f", line {lines[-1]}" if lines else ""
 
 
 def _format_error(error: Exception) -> str:
-    if isinstance(error, InputError):
-        return str(error)
-    return f"{type(error).__name__}: {' '.join(str(error).split())}"
+    words = " ".join(str(error).split())
+    return str(error) if isinstance(error, InputError) else f"{type(error).__name__}: {words}"

@@ -1,8 +1,8 @@
 """Format figures of privacy on the safe side: leakage is rounded up, added noise is rounded down.
 
-A float counts as the decimal number that it prints as (`repr`), which reads back as the same float, so that the
-noise of μ = 0.1 is not called 0.1001.  The guarantees below are about this decimal number.  The module also has
-the best guess of an attacker, and sentences on figures that protect little.
+A float counts as the decimal number that it prints as (`repr`), which reads back as the same float, so that
+μ = 0.1 is not called 0.1001.  The guarantees of the functions `format_…` are about this decimal number.  The
+module also has the best guess of an attacker, and sentences on figures that protect little.
 """
 
 import math
@@ -23,8 +23,9 @@ _VISIBLE_SHARE = 1e-3  # a smaller share of δ changes its third digit by one at
 def format_upper(value: float, digits: int = 4) -> str:
     """Format a bound on leakage: `value` with `digits` significant digits, rounded up.
 
-    Guarantee: the printed number is never below `value`, and less than a unit of the last of the `digits` digits
-    above it.  Zeros at the end of a fraction are not printed.
+    Guarantee: for up to 15 digits and absolute values from 1e-300 to 1e300, the printed number is never below
+    `value`, and less than a unit of the last of the `digits` digits above it.  Zeros at the end of a fraction are
+    not printed.
     """
     return _format_rounded(value, digits, ROUND_CEILING)
 
@@ -32,8 +33,9 @@ def format_upper(value: float, digits: int = 4) -> str:
 def format_lower(value: float, digits: int = 4) -> str:
     """Format a lower bound of noise: `value` with `digits` significant digits, rounded down.
 
-    Guarantee: the printed number is never above `value`, and less than a unit of the last of the `digits` digits
-    below it.  Zeros at the end of a fraction are not printed.
+    Guarantee: for up to 15 digits and absolute values from 1e-300 to 1e300, the printed number is never above
+    `value`, and less than a unit of the last of the `digits` digits below it.  Zeros at the end of a fraction are
+    not printed.
     """
     return _format_rounded(value, digits, ROUND_FLOOR)
 

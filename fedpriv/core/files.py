@@ -29,7 +29,7 @@ def write_json(path: Path, value: Any, mode: int = _READABLE_MODE) -> None:
     """Write plain data as JSON.
 
     Raises:
-        ValueError: A number is not finite.
+        ValueError: A number is not finite, or a text has a surrogate, which UTF-8 lacks.
     """
     write_bytes(path, f"{json.dumps(value, indent=1, allow_nan=False, ensure_ascii=False)}\n".encode(), mode)
 
@@ -91,16 +91,19 @@ def read_complete_lines(path: Path) -> list[bytes]:
 
 
 def load_json(text: str | bytes) -> Any:
-    """Parse JSON, and refuse a whole number of more than 300 digits, which no float holds.
+    """Parse JSON, and refuse a whole number of more than 300 digits, which may be too large for a float.
+
+    NaN, Infinity and -Infinity are parsed as floats.
 
     Raises:
         ValueError: The text is no JSON, or has a whole number of more than 300 digits.
+        RecursionError: Arrays or objects are nested too deeply for Python's parser.
     """
     return json.loads(text, parse_int=_parse_integer)
 
 
 def _parse_integer(digits: str) -> int:
-    if len(digits) > 300:
+    if len(digits.lstrip("-")) > 300:
         raise ValueError("it has a whole number of more than 300 digits")
     return int(digits)
 

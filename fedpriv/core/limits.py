@@ -58,7 +58,7 @@ def memory_limits() -> dict[str, int]:
 
 
 def check_memory_limits(policy: Path) -> None:
-    """Check that a guard can start under the limits of this process.
+    """Check that a guard with few records can start under the limits of this process.
 
     The check precedes the load of libraries, whose own messages do not name the limit.
 
@@ -70,7 +70,7 @@ def check_memory_limits(policy: Path) -> None:
         if limit < needed:
             raise InputError(
                 f"{policy}: a guard takes {format_mebibytes(needed)} of {name}, then its records and "
-                f"allow.memory, and this process may take {format_mebibytes(limit)}: raise the limit "
+                f"allow.memory, and this process may take {limit // MIB} MiB: raise the limit "
                 f"({LIMIT_REMEDIES[name]}); nothing was charged"
             )
 
@@ -93,7 +93,7 @@ def report_low_memory(policy: Path) -> Iterator[None]:
             raise
         raise InputError(
             f"{policy}: no memory is left for the guard, its records and its ledger: raise the limit of this "
-            f"process ({', '.join(LIMIT_REMEDIES.values())}), or take fewer records; nothing was charged"
+            f"process ({', '.join(LIMIT_REMEDIES.values())}), or take fewer records; this failure charged nothing"
         ) from None
 
 

@@ -19,7 +19,7 @@ from typing import Any
 from fedpriv.core.errors import InputError, sanitize_line
 
 FORMAT_VARIABLE = "FEDPRIV_LOG"
-_MAX_LENGTH = 2000  # characters in a line
+_MAX_LENGTH = 2000  # characters of a message's line that are kept
 _LOG_FIELDS = ("event", "silo", "run", "round")
 _PLAIN_VALUE = re.compile(r"[\w.:/-]+", re.ASCII)
 

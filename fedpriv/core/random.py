@@ -41,13 +41,13 @@ class Workspace:
             pairs: Number of pairs of normals of each stream.
             skipped: Number of values in the first block of the angles that come before the angles.  Angles begin h
                 numbers behind their radii, and h need not be a multiple of a block, so that they can begin inside
-                one.  Radii begin with a piece of the vector (`KeyedNormal._chunks`), at a whole block.
+                one.  Radii begin at a whole block.
             dtype: float32 or float64, the type of the normals.
         """
         per_block = BLOCK_BYTES // dtype.itemsize
         self._radius_blocks, angle_blocks = -(-pairs // per_block), -(-(skipped + pairs) // per_block)
         self.counters = np.empty((count, self._radius_blocks + angle_blocks, 2), np.uint64)
-        self.bits = bytearray(self.counters.nbytes + BLOCK_BYTES)  # update_into needs one more block
+        self.bits = bytearray(self.counters.nbytes + BLOCK_BYTES)  # update_into asks for nearly a block more
         integer_type: DTypeLike = np.int32 if dtype.itemsize == 4 else np.int64  # converts faster than unsigned
         integers = np.frombuffer(self.bits, integer_type, count=self.counters.nbytes // dtype.itemsize).reshape(
             count, -1
@@ -124,7 +124,7 @@ def derive_key(secret: bytes, *purpose: str) -> bytes:
 
 
 def seed_key(seed: int, *purpose: str) -> bytes:
-    """Derive a simulation's key from its seed, any non-negative integer.  The key is public and reproducible.
+    """Derive a simulation's key from its seed, a non-negative integer.  The key is public and reproducible.
 
     Raises:
         ValueError: The seed is negative.
@@ -237,7 +237,7 @@ class KeyedNormal:
         return out
 
     def node_vectors(self, size: int, party: int, t: int, count: int) -> NDArray[np.floating]:
-        """Return the vectors of nodes 0 … count-1 of (party, round t), (count, size)."""
+        """Return the vectors of nodes 0 … count-1 of (party, round t), (count, size), for a count above 0."""
         return np.stack([self.vector(size, party, t, node) for node in range(count)])
 
     def row_vectors(
@@ -328,8 +328,9 @@ class KeyedNormal:
     def _chunks(self, count: int, size: int) -> tuple[int, list[tuple[int, int]]]:
         """Divide the pairs of normals of a vector into pieces that are drawn one after another.
 
-        If all vectors have no more than `MAX_VALUES_PER_DRAW` values together, there is one piece.  Other pieces
-        have whole blocks, and about this number of values in all vectors.  The last one may be shorter.
+        If all vectors have no more than `MAX_VALUES_PER_DRAW` values together, there is one piece, or none for
+        vectors of size 0.  Other pieces have whole blocks, and about this number of values in all vectors, if it
+        is enough for two blocks of each.  The last one may be shorter.
 
         Args:
             count: Number of vectors that are drawn together, 1 or more.
@@ -432,7 +433,7 @@ class SamplingRandomness:
         Args:
             count: Number of rows.
             choices: Number of possible results, 1 to 2^32.
-            party: Silo of the rows.
+            party: Number of the party, such as the silo of the rows.
             t: Round, or another number of the draw.
 
         Raises:

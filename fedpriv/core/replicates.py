@@ -83,10 +83,10 @@ Stackable = TypeVar("Stackable")
 def stack_signature(component: Any) -> Any:
     """Return the data of a component that must be equal in all components that are stacked.
 
-    A component is an estimator, a mechanism or an optimizer, or a value in one.  The signature of a dataclass is
-    its type and the signatures of its fields.  A field with the metadata `SHARED` counts with its value, and one
-    with `PER_REPLICATE` does not count.  Floats may differ, so that the signature of a float is its type.  Any
-    other value is its own signature.
+    A component is an estimator, a mechanism, an optimizer or an objective, or a value in one.  The signature of a
+    dataclass is its type and the signatures of its fields.  A field with the metadata `SHARED` counts with its
+    value, and one with `PER_REPLICATE` does not count.  Floats may differ, so that the signature of a float is its
+    type.  Any other value is its own signature.
     """
     if isinstance(component, float):
         return float

@@ -45,9 +45,9 @@ def canonical_json(value: Any) -> bytes:
 def read_canonical_json(content: bytes, source: object) -> dict[str, Any]:
     """Decode a document that is a canonical JSON object.
 
-    Guarantee: two different files never decode to the same data, where 1, 1.0 and true differ, and no file has
-    two meanings: everything that a decoder would forgive (spaces, key order, a key given twice, 1e400, NaN) is
-    refused.
+    Guarantee: two different files never decode to the same data, where 1, 1.0 and true differ, as 0.0 and -0.0
+    do, and no file has two meanings: everything that a decoder would forgive (spaces, key order, a key given
+    twice, 1e400, NaN) is refused.
 
     Args:
         content: Bytes of the document.
@@ -63,7 +63,7 @@ def read_canonical_json(content: bytes, source: object) -> dict[str, Any]:
         tree = json.loads(content.decode("ascii"), parse_int=parse_bounded_int, parse_constant=refuse_non_finite)
         if isinstance(tree, dict) and canonical_json(tree) == content:
             return tree
-        reason = "it is not spelled as fedpriv writes such documents, so it was edited"
+        reason = "it is not spelled as fedpriv writes such documents"
     except (ValueError, RecursionError) as error:
         reason = sanitize_line(str(error), 100)
     raise InputError(f"{source}: cannot be read as a signed document: {reason}")

@@ -31,7 +31,7 @@ class ExactAccountant:
 
     Guarantee: ε and δ are those of all composed events together, rounded up, for neighbours of which one has one
     client more than the other.  ε and δ of Poisson-sampled events hold as long as it stays secret which clients
-    took part.
+    took part.  The guarantee is for noise multipliers of at most 1e150.
 
     Example:
         >>> from flwr.serverapp import NeighboringRelation
@@ -75,16 +75,19 @@ class ExactAccountant:
 
         Raises:
             InputError: The event has another population, Poisson-sampled events are not all equal, or `count` is
-                below 1.
+                no whole number or below 1.
         """
         self._counts = self._add_events(event, count)
 
     def get_epsilon(self, delta: float) -> float:
         """Return ε of all releases at `delta`, 0 without a release.
 
+        The result is infinity if ε of Poisson-sampled releases is above 700.
+
         Raises:
-            InputError: `delta` is not in (0, 1).  For Poisson-sampled releases also, there are more than 100,000,
-                or `delta` is below 1e-10.
+            InputError: `delta` is not in (0, 1), or the noise is too small for a finite μ.  For Poisson-sampled
+                releases also, there are more than 100,000, their noise multiplier is too small or above 1e100, or
+                `delta` is below 1e-10.
         """
         return _guarantee(self.config, self._counts).epsilon_of(delta)
 
@@ -92,8 +95,9 @@ class ExactAccountant:
         """Return δ of all releases at `epsilon`, 0 without a release.
 
         Raises:
-            InputError: `epsilon` is negative or not finite, or there are more than 100,000 Poisson-sampled
-                releases.
+            InputError: `epsilon` is negative or not finite, or the noise is too small for a finite μ.  For
+                Poisson-sampled releases also, there are more than 100,000, or their noise multiplier is too small
+                or above 1e100.
         """
         guarantee = _guarantee(self.config, self._counts)
         return (
@@ -118,11 +122,12 @@ class ExactAccountant:
             count: Number of releases like `event`.
 
         Raises:
-            InputError: There is no limit, or the event cannot be added.
+            InputError: There is no limit, it is NaN, the event cannot be added, or `get_epsilon` would raise this
+                error.
         """
         limit = self.config.max_epsilon if max_epsilon is None else max_epsilon
-        if limit is None:
-            raise InputError("max_epsilon: give it to PrivacyConfig or to would_exceed")
+        if limit is None or math.isnan(limit):
+            raise InputError("max_epsilon: give it, as a number, to PrivacyConfig or to would_exceed")
         return _guarantee(self.config, self._add_events(event, count)).epsilon_of(self.config.target_delta) > limit
 
     def state_dict(self) -> dict[str, object]:
@@ -156,7 +161,7 @@ class ExactAccountant:
             for event in cast(list[dict[str, Any]], state["events"]):
                 fields = {name: value for name, value in event.items() if name != "count"}
                 loaded.compose(GaussianPrivacyEvent(**fields), event["count"])
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
+        except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError) as error:
             raise InputError(f"load_state_dict: the state is damaged ({error})") from None
         self._counts = loaded._counts
 
@@ -180,7 +185,7 @@ class ExactAccountant:
 
 
 def _guarantee(config: PrivacyConfig, counts: Counter[GaussianPrivacyEvent]) -> GaussianDP | PoissonGaussian:
-    """Return the guarantee of the composition of all events, with rounding errors counted.
+    """Return the guarantee of the composition of all events, with a margin for rounding errors.
 
     Poisson-sampled events are all equal, and have the sampling rate sample_size / population_size.  Other events
     compose to μ² = Σ count / z² over their noise multipliers z.

@@ -90,7 +90,8 @@ def test_the_accountant_state_survives_a_json_round_trip(method: SamplingMethod)
     assert other.get_privacy_spent() == accountant.get_privacy_spent()
     with pytest.raises(InputError, match="of another accountant or configuration"):
         ExactAccountant(config(method, 1.0)).load_state_dict(accountant.state_dict())
-    for events in ([{"noise_multiplier": -1.0, "count": 1}], ["noise_multiplier"]):
+    sizes = {"sample_size": 1, "population_size": 100, "count": 1}
+    for events in ([{"noise_multiplier": -1.0, **sizes}], [{"noise_multiplier": 10**400, **sizes}], ["count"]):
         with pytest.raises(InputError, match="load_state_dict: the state is damaged"):
             other.load_state_dict({**accountant.state_dict(), "events": events})
     assert other.num_releases == 7
@@ -110,8 +111,9 @@ def test_events_outside_the_accountant_are_refused_in_one_line(
 ) -> None:
     with pytest.raises(InputError, match=line):
         composed_of(method, composed)
-    with pytest.raises(InputError, match="max_epsilon: give it"):
-        ExactAccountant(config()).would_exceed(event())
+    for limit in (None, math.nan):
+        with pytest.raises(InputError, match="max_epsilon: give it"):
+            ExactAccountant(config()).would_exceed(event(), limit)
 
 
 def test_a_flower_dp_strategy_with_the_exact_accountant_stops_at_its_budget() -> None:

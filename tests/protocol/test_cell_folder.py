@@ -14,7 +14,7 @@ import pytest
 
 from fedpriv.claims.outcome import CellOutcome
 from fedpriv.core.errors import InputError, RunError
-from fedpriv.core.files import write_bytes, write_json, write_vector
+from fedpriv.core.files import load_json, write_bytes, write_json, write_vector
 from fedpriv.engines.inprocess import InProcessGrid
 from fedpriv.protocol.cell_folder import FolderReader, FolderReporter, make_run_config, scenario_from_run_config
 from fedpriv.scenario.schema import Cell
@@ -197,3 +197,11 @@ def test_a_server_error_read_from_the_folder_has_its_original_type(tmp_path: Pat
     FolderReporter(tmp_path).failed(InputError("bad key"))
     with pytest.raises(InputError, match="bad key"):
         FolderReader(tmp_path).read_result()
+
+
+def test_whole_numbers_of_up_to_300_digits_are_read_whatever_their_sign() -> None:
+    digits = "9" * 300
+    assert [load_json(digits), load_json(f"-{digits}")] == [int(digits), -int(digits)]
+    for text in (f"1{digits}", f"-1{digits}"):
+        with pytest.raises(ValueError, match="more than 300 digits"):
+            load_json(text)

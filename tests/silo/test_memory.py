@@ -335,6 +335,13 @@ def least() -> int:
     return limits.GUARD_MEMORY["address space"] + compiled
 
 
+def test_a_limit_just_below_the_need_of_a_guard_is_printed_below_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "memory_limits", lambda: {"address space": least() - 1})
+    need, limit = least() // MIB, least() // MIB - 1
+    with pytest.raises(InputError, match=f"takes {need} MiB of address space, .* may take {limit} MiB: raise"):
+        limits.check_memory_limits(Path("silo-0.toml"))
+
+
 @pytest.mark.parametrize(
     ("error", "is_memory"),
     [
