@@ -83,10 +83,10 @@ class PrivateClient:
     """Silo in an app's run.
 
     Guarantee: without a guard and a seed, a silo of an untrusted server, or one that masks, adds its noise here,
-    from a key of the operating system that stays in the node's Context until the last round.  Rounds are answered
-    in order, each once, for one scenario and for the same records in the same order.  Every other message for a
-    round is refused.  Without a guard, whoever ships the app can replace this class, and nothing counts what
-    several runs cost together.
+    from a key of the operating system that stays in the node's Context until this silo answers the last planned
+    round.  Rounds are answered in order, each once, for one scenario and for the same records in the same order.
+    Every other message for a round is refused.  Without a guard, whoever ships the app can replace this class, and
+    nothing counts what several runs cost together.
     """
 
     def __init__(self, context: Context, module: nn.Module, loss: Any = None) -> None:
@@ -101,7 +101,8 @@ class PrivateClient:
                 cross-entropy, or the squared error if labels are floats.
 
         Raises:
-            InputError: The loss is torch's cross-entropy with class weights or an `ignore_index`.
+            InputError: The loss is torch's cross-entropy with class weights, or leaves out a class
+                (`ignore_index`).
         """
         self._context, self._module, self._loss = context, module, normalize_loss(loss)
 
@@ -113,7 +114,7 @@ class PrivateClient:
         Args:
             message: Message that Flower passes to the ClientApp.
             records: Records of the silo, at least as many as the scenario needs, in the same order in every round,
-                or a function that loads them, which is not called if a guard answers.
+                or a function that loads them, which is not called if there is a guard.
 
         Returns:
             The reply, or a refusal with the reason.
@@ -134,13 +135,13 @@ class PrivateClient:
 
         Args:
             content: Content of the message.
-            records: Records of the silo, or a function that loads them, which is not called if a guard answers.
+            records: Records of the silo, or a function that loads them, which is not called if there is a guard.
 
         Raises:
-            FedprivError: The message is another strategy's, the configuration or the records cannot be used, the
-                strategy has a seed although this is a SuperNode or has a guard, the query is refused, or the guard
-                refuses or does not answer.
-            ValueError: The message has terms, and no round.
+            FedprivError: The message is another strategy's, the scenario, the configuration, the model or the
+                records cannot be used, the strategy has a seed although this is a SuperNode or has a guard, the
+                query is refused, or the guard refuses or does not answer.
+            ValueError: The message has terms, and no round or a scenario that is no JSON text.
         """
         terms = read_message_terms(content)
         cell = resolve_cell(json.loads(terms.cell_json), "the server's scenario")
@@ -203,7 +204,7 @@ class PrivateClient:
             InputError: The arrays are not floats of one type or not the module's trainable parameters, or
                 scenario, module and loss cannot be used together.
             RunError: The records cannot be used, the message does not continue the remembered run, or its query
-                is refused.
+                or its public keys are refused.
         """
         record = content.array_records[ARRAYS]
         ModelLayout.from_arrays(record).check_module(self._module)
@@ -294,11 +295,13 @@ class PrivateClient:
 def normalize_loss(loss: Any) -> LossArgument:
     """Return torch's cross-entropy in the form of a scenario, and any other loss unchanged.
 
+    A subclass of torch's cross-entropy with a `forward` of its own is another loss.
+
     Raises:
         InputError: The loss is torch's cross-entropy with class weights, or leaves out a class (`ignore_index`).
     """
     layer = nn.CrossEntropyLoss() if loss is nn.functional.cross_entropy else loss
-    if not isinstance(layer, nn.CrossEntropyLoss):
+    if not isinstance(layer, nn.CrossEntropyLoss) or type(layer).forward is not nn.CrossEntropyLoss.forward:
         return loss  # type: ignore[no-any-return]
     refuse(
         {

@@ -164,7 +164,7 @@ class ModelLayout:
 
         Raises:
             InputError: A layer cannot be used, such as a lazy one, no parameter is trainable, or arrays and
-                trainable parameters differ.  The message names the layer, or the first array that differs.
+                trainable parameters differ.
         """
         check_module(module)
         own_shapes = {name: tuple(parameter.shape) for name, parameter in trainable_parameters(module).items()}
@@ -253,7 +253,7 @@ def cell_from_scenario(path: Path, row: str | None, seed: int | None) -> Cell:
         seed: Seed that replaces the scenario's, or None.
 
     Raises:
-        InputError: The scenario has another row, is a sweep of several runs, or cannot be an app's.
+        InputError: The scenario has another row, is a sweep of several runs, or cannot be used by an app.
     """
     cell = _load_single_run(path, [] if seed is None else [f"seed={seed}"], "an app is one run")
     refuse(
@@ -344,7 +344,8 @@ def read_app_cell(path: Path) -> Cell:
     These checks protect nobody: guards admit runs by their policies.
 
     Raises:
-        InputError: An app cannot take the steps of this scenario by itself.
+        InputError: The scenario cannot be used, is a sweep of several runs, or has steps, a trust setting or
+            evaluations that an app's own server cannot have.
     """
     cell = _load_single_run(path, [], "an app asks for one run")
     settings = cell.algorithm.settings
@@ -398,13 +399,17 @@ class SiloGuard:
     def examples(self) -> int:
         """Public number of records that one call of `train` reads, the weight of this silo's reply.
 
-        The number counts a record once a step, and is an expected one if records take part by Poisson sampling.
+        The number counts a record once a step, and is an expected one if the records of a round are drawn.
         """
         return self.cell.batch_sizes[self.silo] * self.local_steps
 
     @property
     def test_examples(self) -> int:
-        """Public number of test records that one evaluation reads, the weight of this silo's metrics."""
+        """Public number of test records that one evaluation reads, the weight of this silo's metrics.
+
+        Raises:
+            InputError: The scenario has no [evaluation].
+        """
         return self._evaluation.records_per_silo(self.cell.federation.silos)[self.silo]
 
     def train(self, arrays: ArrayRecord, server_round: int) -> ArrayRecord:
@@ -489,7 +494,8 @@ class SiloGuard:
             round without an evaluation.
 
         Raises:
-            InputError: The app's model is not the guard's, or the scenario has no such round or no [evaluation].
+            InputError: The app's model is not the guard's, or the scenario has no such round, no [evaluation], or
+                more evaluations than the server has rounds.
             RunError: The guard refuses, with its reason, does not answer, or its scores cannot be used.
         """
         return self.scores(arrays.to_numpy_ndarrays(), server_round, list(arrays))

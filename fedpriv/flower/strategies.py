@@ -6,7 +6,7 @@
 
 A row is an algorithm in fedpriv's table, such as "dp-mu2-fl", with its noise and its optimizer.  A cell is the
 run's scenario as an object, a plan has what is known of the run before round 1, and the claim is the guarantee of
-the rounds so far.
+the finished rounds.
 
 The ClientApps answer with `PrivateClient`.  Round 0 releases nothing: it asks each node for its silo's number, and
 whether its guard, or else its module and records, fit the run.  In round t, from 1, the query x_t, (d,), goes to
@@ -181,6 +181,9 @@ class PrivateStrategy(FedAvg):
                 f"{next(iter(keywords), None)}: give it in {scenario}, or leave the scenario out": (
                     scenario is not None and keywords
                 ),
+                f"name = {keywords.get('name')!r}: leave it out; the class or the argument `row` says the row": (
+                    "name" in keywords
+                ),
                 "PrivateStrategy: give a row, such as 'dp-mu2-fl', or a scenario": name is None
                 and scenario is None,
             }
@@ -211,13 +214,15 @@ class PrivateStrategy(FedAvg):
 
     @property
     def claim(self) -> str:
-        """Guarantee of the rounds so far, as a sentence.
+        """Guarantee of the finished rounds, as a sentence.
+
+        A round that failed does not count, although silos may have answered it.
 
         Raises:
             InputError: The strategy has not been started.
         """
         if not (rounds := self._started_releases.rounds_done):
-            return "nothing was released"
+            return "no round is finished"
         if (claim := compute_claim(make_release_streams(self.plan, rounds))) is None:
             return "no guarantee: the run adds no noise"
         return f"{claim.format_sentence('line', self.cell.privacy.delta)}, {self.plan.trust.title}" + (
@@ -226,6 +231,8 @@ class PrivateStrategy(FedAvg):
 
     def epsilon(self, rounds: int) -> float | None:
         """Return ε of the first `rounds` rounds at the scenario's δ, rounded up, or None without noise.
+
+        Some kinds of secret sampling are charged as a whole.  Then ε is that of all rounds.
 
         Args:
             rounds: Number of rounds, from 1 to that of the plan.
@@ -271,7 +278,7 @@ class PrivateStrategy(FedAvg):
         """
         refuse(
             {
-                "start: this strategy has spent its budget on a run; for another run make another one": (
+                "start: this strategy was started before; for another run make another strategy": (
                     self._releases is not None
                 )
             }
@@ -314,7 +321,7 @@ class PrivateStrategy(FedAvg):
                 f"max_epsilon = {limit}: expected a number": math.isnan(limit),
                 f"max_epsilon = {limit}: this run adds no noise, so that its ε is infinite": self.epsilon(1)
                 is None,
-                f"max_epsilon = {limit}: round 1 alone has "
+                f"max_epsilon = {limit}: round 1 alone costs "
                 f"{format_epsilon_delta(self.epsilon(1) or 0.0, self.cell.privacy.delta)}": not rounds,
             }
         )
@@ -342,6 +349,9 @@ class PrivateStrategy(FedAvg):
             arrays: Model, which is not sent.
             config: Further keys of the messages.
             grid: Flower's connection to the silos' nodes.
+
+        Raises:
+            InputError: The strategy has not been started.
         """
         with torch.inference_mode(), limit_to_one_thread():
             return self._started_releases.configure_train(
@@ -391,7 +401,9 @@ class PrivateStrategy(FedAvg):
             _log.warning("\t├──> noise of seed %d: a simulation, which protects nobody", self.cell.seed)
         if self.fraction_evaluate:
             _log.warning("\t├──> clients evaluate: their metrics are releases of records that no claim counts")
-        _log.info("\t└──> protects %s", plan.trust.protection)
+        _log.info(
+            "\t└──> protects %s", plan.trust.protection if plan.noise.sources and not self._seeded else "nobody"
+        )
 
 
 class DPMu2FL(PrivateStrategy, row="dp-mu2-fl"):

@@ -105,7 +105,7 @@ class AdamSettings(ScheduledSettings):
     second_decay: Fraction = Field(0.999, description="β₂ of the squares' mean")
     floor: Positive | None = Field(
         None,
-        description="γ: the smallest root that a step is divided by; if left out, √φ, and 1e-8 without noise",
+        description="γ: the smallest root that a step is divided by; if left out, √φ, at least 1e-8",
     )
     bias: Literal["corrected", "kept"] = Field(
         "corrected", description='whether the variance of the noise is subtracted; "kept" is DP-Adam without'

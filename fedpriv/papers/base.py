@@ -1,7 +1,7 @@
 """The row of the table that describes an algorithm, and the parts that all rows share.
 
-A row (`Algorithm`) says how estimator, mechanism and optimizer follow from its `Settings`, which are the keys of
-the scenario's [algorithm] section, and from the `Problem`, which holds the public numbers of a run.  The mechanism
+A row (`Algorithm`) says how estimator, mechanism and optimizer follow from its `Settings`, which are its own keys
+in the scenario's [algorithm] section, and from the `Problem`, which holds public numbers of a run.  The mechanism
 depends on the running sums, too, and the optimizer on the standard deviation of the noise.  A server `Optimizer`
 queries silos at a point, consumes the release, and has an output.
 
@@ -17,8 +17,8 @@ docs/proofs/excess-risk.md along the papers' proofs, and use these symbols:
 | e_t | release of round t minus the value that F itself would have given |
 | s_t | root mean square norm of e_t |
 
-DP-SGD, DP-Adam and the rows with cohorts can change their step over the run, and can publish a fading average of
-their models (`ScheduledSettings`).  W is the number of rounds of the warm-up, T the number of rounds of the run.
+Rows whose settings are `ScheduledSettings`, such as DP-SGD, can change their step over the run, and can publish a
+fading average of their models.  W is the number of rounds of the warm-up, T the number of rounds of the run.
 Without a warm-up W is 0, and the minimum is 1:
 
     η_t = η · min(1, t / W) · f_t
@@ -554,7 +554,7 @@ class ScheduledSettings(Settings):
 
     @property
     def has_steady_steps(self) -> bool:
-        """Whether the scenario sets no key that changes steps or the output, as theorems assume."""
+        """Whether none of these keys is set, as theorems assume."""
         return self.warm_up is None and self.fading_average is None and self.step_schedule is None
 
     def step_factors(self, rounds: int) -> tuple[float, ...]:

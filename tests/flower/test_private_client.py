@@ -20,7 +20,7 @@ from fedpriv.clients import app as client_app
 from fedpriv.core.errors import InputError, RunError
 from fedpriv.data.given import to_record_arrays
 from fedpriv.flower import DPSGD, DPMu2FL, PrivateClient, PrivateStrategy
-from fedpriv.flower.client import _count_classes
+from fedpriv.flower.client import _count_classes, normalize_loss
 from fedpriv.loss.models import make_loss_choice
 from fedpriv.protocol.messages import read_refusal, unseal_vector
 from tests.flower.apps import (
@@ -169,6 +169,23 @@ def test_a_custom_loss_is_applied_to_the_output_and_label_of_one_record() -> Non
     module = network()
     result = started(train_of(module, shares(), loss), module, seed=SEED)
     np.testing.assert_allclose(flat(result.arrays), expected_arrays(module), rtol=1e-4, atol=1e-6)
+
+
+def test_a_subclass_of_the_cross_entropy_with_its_own_forward_is_a_custom_loss() -> None:
+    """Before: the silo trained the plain cross-entropy in its place, without a word."""
+
+    class Opposite(nn.CrossEntropyLoss):
+        def forward(self, output: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
+            return -functional.cross_entropy(output, label)
+
+    class Named(nn.CrossEntropyLoss):
+        pass
+
+    loss, module = Opposite(), network()
+    assert normalize_loss(loss) is loss
+    assert normalize_loss(Named()) == normalize_loss(nn.CrossEntropyLoss())
+    result = started(train_of(module, shares(), loss), module, seed=SEED)
+    assert np.abs(flat(result.arrays) - expected_arrays(module)).max() > 1e-3
 
 
 def test_the_hazard_loss_accepts_two_labels_per_bin_plus_one() -> None:

@@ -188,6 +188,23 @@ def test_epsilon_is_logged_after_every_round(caplog: pytest.LogCaptureFixture) -
     assert "untrusted server" in caplog.messages[-1]
 
 
+@pytest.mark.parametrize(
+    ("change", "protects"),
+    [
+        ({}, "each silo's records against the server, the other silos and everyone else"),
+        ({"seed": SEED}, "nobody"),
+        ({"mode": "none", "mu": None}, "nobody"),
+    ],
+    ids=["noise", "seed", "no-noise"],
+)
+def test_the_summary_says_that_a_run_without_secret_noise_protects_nobody(
+    caplog: pytest.LogCaptureFixture, change: dict[str, Any], protects: str
+) -> None:
+    with caplog.at_level(logging.INFO, "flwr"):
+        run_app(DPMu2FL(**row_with(**change)), network())
+    assert [text.split("protects ")[1] for text in caplog.messages if "└──> protects" in text] == [protects]
+
+
 def test_clients_evaluate_as_with_fedavg_if_fraction_evaluate_is_set() -> None:
     module, requests = network(), list[Any]()
     app = app_of(train_of(module, shares()))
@@ -251,7 +268,7 @@ NORMALIZED = ArrayRecord(nn.Sequential(nn.Linear(784, 4), nn.BatchNorm1d(4)).sta
         ({}, {"initial_arrays": of_arrays(np.float32([np.inf]))}, "initial_arrays: a value is not finite"),
         ({}, {"num_rounds": ROUNDS - 1}, f"num_rounds = 5: noise was calibrated for rounds = {ROUNDS}"),
         ({}, {"num_rounds": ROUNDS + 1}, f"num_rounds = 7: noise was calibrated for rounds = {ROUNDS}"),
-        ({"max_epsilon": 0.1}, {}, r"max_epsilon = 0.1: round 1 alone has ε = \d"),
+        ({"max_epsilon": 0.1}, {}, r"max_epsilon = 0.1: round 1 alone costs ε = \d"),
         ({"max_epsilon": math.nan}, {}, "max_epsilon = nan: expected a number"),
         ({"mode": "none", "mu": None, "max_epsilon": 1.0}, {}, "max_epsilon = 1.0: this run adds no noise"),
         ({"clip": "lipschitz"}, {}, "clip"),
@@ -275,6 +292,7 @@ def test_invalid_arrays_rounds_and_budgets_are_refused_before_any_message_is_sen
         ({"relation": None}, "privacy.relation"),
         ({"mu": None}, "exactly one of mu, rho, zcdp and epsilon"),
         ({"learning_rate": 0.1}, "algorithm.learning_rate"),
+        ({"name": "dp-sgd"}, "name = 'dp-sgd': leave it out; the class or the argument `row` says the row"),
         ({"trust": "curator"}, "dp-mu2-fl: algorithm.trust = 'curator'"),
         ({"trust": "nobody"}, "algorithm.trust = 'nobody'"),
         ({"unit": "client", "records": 4}, "privacy.unit = 'client': an app's records are protected one by one"),
@@ -357,7 +375,7 @@ def test_a_strategy_can_be_started_only_once() -> None:
     with pytest.raises(InputError, match="start: the strategy has not been started"):
         _ = strategy.plan
     run_app(strategy, network())
-    with pytest.raises(InputError, match="start: this strategy has spent its budget on a run"):
+    with pytest.raises(InputError, match="start: this strategy was started before"):
         run_app(strategy, network())
 
 
