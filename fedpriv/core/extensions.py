@@ -223,7 +223,7 @@ def _import_file(path: Path) -> None:
 
 
 def _format_error_line(path: Path, error: Exception) -> str:
-    """Return ", line 12" for the file's line that is innermost in the error's traceback, or "" without one.
+    """Return ", line 12" for the file's innermost line in the traceback, or "" without one.
 
     Args:
         path: Absolute path of the file.
