@@ -85,8 +85,8 @@ class NesterovState(NamedTuple):
 class NesterovCoupling:
     """Optimizer that couples a gradient step and a weighted mirror step.
 
-    Without noise, and with α_t = t, F(y_{T+1}) - F* ≤ β R² / (T (T + 1)) for a convex F of smoothness M < 2 β / (T
-    + 1) (`accelerated_bound`).  F* is the minimum of F over the ball.
+    Without noise, from the start x_1 = 0 and with α_t = t, F(y_{T+1}) - F* ≤ β R² / (T (T + 1)) for a convex F of
+    smoothness M < 2 β / (T + 1) (`accelerated_bound`).  F* is the minimum of F over the ball.
 
     Attributes:
         beta: β, a number, or one for each replicate.
@@ -123,13 +123,14 @@ def accelerated_bound(
     """Bound the excess risk by (β R²/2 + Σ (2R s_t + (t+1) s_t²/(4 t c_t))) / A_T.
 
     The sum is over t = 1 … T, with A_T = T (T+1)/2 and c_t = 2β/(t+1) - M.  Released are α_t ∇F(x_t) + e_t, with
-    α_t = t and the error e_t.  The excess risk is that of the output y_{T+1}, compared with the minimizer x* in
-    the ball.
+    α_t = t and the error e_t.  The excess risk is that of the output y_{T+1} from the start x_1 = 0, compared with
+    the minimizer x* in the ball.  F is convex.
 
     Proof: docs/proofs/excess-risk.md.
 
     Args:
-        errors: Bounds s_t on the root mean square of ‖e_t‖, the error of the sum that round t releases, (T,).
+        errors: Bounds s_t on the root mean square of ‖e_t‖, the error of the sum that round t releases, (T,), with
+            T of 1 or more.
         radius: R.
         smoothness: M.
         beta: β.
@@ -172,7 +173,8 @@ class AcceleratedParameters:
     printed_sigma: float
     """Noise that the corollary prints.
 
-    Corollary 9 prints clip √(log2 T ln(2.5/δ)) / (ε B), which is too small.  Corollary 13 prints 2√2 times that.
+    Corollary 9 prints clip √(log2 T ln(2.5/δ)) / (ε B), which may be too small (`printed_epsilon`).  Corollary 13
+    prints 2√2 times that.
     """
     printed_epsilon: float
     """True ε at δ of noise with `printed_sigma`, by the exact count of nodes.
@@ -208,7 +210,7 @@ class AcceleratedParameters:
         """
         if self.refusal is not None:
             raise InputError(self.refusal)
-        return math.floor(self.batch * (1.0 + 1e-12))  # √n of a square may be rounded to below the integer
+        return math.floor(self.batch * (1.0 + 1e-12))  # an integer may be rounded to just below
 
     @property
     def whole_rounds(self) -> int:
@@ -397,7 +399,7 @@ def _calibrate(
         theorem=theorem,
         corollary=printed[0],
         conditions=(
-            Condition("p ≤ ε² n²", problem.dimension, (epsilon * n) ** 2),
+            Condition("p ≤ ε² n²", problem.dimension, (epsilon * n) * (epsilon * n)),
             Condition("δ ≤ 1/n", delta, 1.0 / n),
             Condition("T B ≤ n", rounds * batch, n),
             Condition("1 ≤ B", 1.0, batch),
@@ -447,7 +449,8 @@ class AcceleratedSettings(NoiseSettings):
             problem: Numbers of the run.  With a theorem, its rounds must be those of the theorem.
 
         Raises:
-            InputError: The theorem cannot be evaluated, or needs another number of rounds than the run's.
+            InputError: The theorem cannot be evaluated, or cannot be run for this n, or needs another number of
+                rounds than the run's.
         """
         if self.parameters == "explicit":
             assert self.clip is not None
@@ -484,11 +487,12 @@ def _prescribe(name: str, problem: Problem, radius: float) -> Prescription:
 
 
 def _make_estimator(settings: AcceleratedSettings, problem: Problem) -> RecursiveGradient:
-    """Return the estimator of prefix sums, with a smaller clip for round 1 if `first_clip` is "balanced".
+    """Return the estimator of prefix sums, with a smaller clip for round 1 if it is balanced.
 
-    In the tree, round 1 is in h = ⌊log2 T⌋ + 1 released nodes, and every other round in at most h - 1.  The
-    balanced clip of round 1 is √((h - 1)/h) times the clip of the others, so that round 1 costs no more than the
-    worst other round.
+    The clip is balanced if `first_clip` is "balanced", the mechanism is the tree, and T is 2 or more.  In the
+    tree, round 1 is in h = ⌊log2 T⌋ + 1 released nodes, and every other round in at most h - 1.  The balanced clip
+    of round 1 is √((h - 1)/h) times the clip of the others, so that round 1 costs no more than the worst other
+    round.
     """
     clip, _ = settings.clip_and_beta(problem)
     level_total = level_count(problem.rounds)

@@ -40,7 +40,7 @@ Andrew, Thakkar, McMahan & Ramaswamy 2021, Algorithm 1, with both noisy means in
 joined with the coordinate ρ (bit - ½), has norm κ = √(1 + ρ²/4) at most.
 
     b~_t = ½ + (last coordinate) / ρ
-    C_{t+1} = C_t exp(-η_C (b~_t - γ)), between MIN_ADAPTIVE_CLIP and MAX_ADAPTIVE_CLIP
+    C_{t+1} = C_t exp(-η_C (b~_t - γ)), all C_t between MIN_ADAPTIVE_CLIP and MAX_ADAPTIVE_CLIP
     the optimizer gets C_t · (first d coordinates)
 
 | here | paper | shape |
@@ -172,7 +172,7 @@ class AveragingState(NamedTuple):
 
 @dataclass(frozen=True)
 class LocalAveraging:
-    """Optimizer that averages silos' points after steps of length `step`.
+    """Optimizer that averages silos' points after steps with the learning rate `step`.
 
     The average becomes the query once in `every` rounds.
     """
@@ -267,7 +267,7 @@ FEDERATED_AVERAGING = Algorithm(
     objective=lambda settings, _problem, objective: LocalTraining(
         objective, settings.step, settings.local_batch, settings.local_epochs
     ),
-    # the mean of the silos' models: one step of length 1 along the mean displacement
+    # the mean of the silos' models: one step against the mean displacement, of rate 1
     optimizer=lambda _settings, _problem, _noise_std: ProjectedSGD(step=1.0, radius=math.inf),
 )
 
@@ -282,7 +282,7 @@ class AdaptiveState(NamedTuple):
 
 @dataclass(frozen=True)
 class FedAdagrad:
-    """Optimizer that divides the momentum by the root of the sum of all squared gradients, plus τ."""
+    """Optimizer that divides the momentum by the root of τ² plus the sum of all squared gradients, plus τ."""
 
     step: Scalar
     """η: factor of every step."""
@@ -356,7 +356,9 @@ class QuantileClipping:
     """η_C: rate at which the clip follows the quantile."""
 
     def start(self, initial: Tensor) -> QuantileState:
-        return QuantileState(self.inner.start(initial[..., :-1]), initial[..., -1:])
+        return QuantileState(
+            self.inner.start(initial[..., :-1]), initial[..., -1:].clamp(MIN_ADAPTIVE_CLIP, MAX_ADAPTIVE_CLIP)
+        )
 
     def query(self, state: QuantileState) -> Tensor:
         return torch.cat([self.inner.query(state.inner), state.clip], dim=-1)

@@ -18,10 +18,11 @@ online gradient descent:
 |---|---|---|
 | `iterate` | x_{t-1} | (..., d) |
 | `move` | Δ_t | (..., d) |
-| `query_point` | z_t, the query, which is no iterate | (..., d) |
+| `query_point` | z_t, the query, a point between x_{t-1} and x_t | (..., d) |
 | `window_sum` | Σ z over the window of round t, before z_t | (..., d) |
 | `published` | output of a run that stops here | (..., d) |
-| `radius`, `step`, `choices.window` | D, η, M (W above) | numbers |
+| `radius`, `step` | D, η | number, or one for each replicate |
+| `choices.window` | M (W above) | number |
 
 A query is the point at which silos compute gradients.  The release g~_t estimates the gradient at z_t of the mean
 loss, smoothed over a ball of radius α.  A period of Σ rounds begins with an anchor round, which estimates this
@@ -83,8 +84,9 @@ from fedpriv.participation.orders import FixedOrder
 class PublicChoices:
     """Public random choices of the optimizer, drawn from the seed and independent of all releases.
 
-    Window k becomes the output with probability 1/k (`publishes`), so that the output is uniform over the windows
-    that are complete.  The paper draws the window once.  Here a run that stops early has its draw as well.
+    Unless `publishes_last`, window k becomes the output with probability 1/k (`publishes`), so that the output is
+    uniform over the windows that are complete.  The paper draws the window once.  Here a run that stops early has
+    its draw as well.
     """
 
     seeds: tuple[int, ...] = field(metadata=PER_REPLICATE)
@@ -100,7 +102,7 @@ class PublicChoices:
         """Return s_t, (replicates, 1), or a number for one replicate.
 
         Args:
-            t: Round, from 1.
+            t: Round, from 1 to T + 1.
             like: Vectors with the device and type of a result for several replicates.
         """
         return _as_column(self._positions[:, t - 1], like)
@@ -112,7 +114,7 @@ class PublicChoices:
 
         Args:
             window: Number of the window, from 1.
-            like: Vectors on the device of the result.
+            like: Vectors on the device of the run.
         """
         return (
             torch.ones((), dtype=torch.bool, device=like.device)
@@ -143,9 +145,9 @@ class O2NCState(NamedTuple):
 class O2NC:
     """Online-to-non-convex conversion with projected online gradient descent.
 
-    Whatever finite vectors are released, ‖Δ_t‖ ≤ D and ‖z_t - z_{t-1}‖ ≤ 2D.  The queries of a window lie within
-    ((W + 1)/2 - 1/W) D of their mean.  All queries and the output, with the choice of the window, are
-    post-processing of releases and public random choices.
+    In exact arithmetic ‖Δ_t‖ ≤ D and ‖z_t - z_{t-1}‖ ≤ 2D, whatever vectors are released.  The
+    queries of a window lie within ((W + 1)/2 - 1/W) D of their mean.  All queries and the output, with the choice
+    of the window, are post-processing of the initial model, releases and public random choices.
     """
 
     step: Scalar
@@ -287,8 +289,11 @@ class SinglePassSettings(GoldsteinSettings):
     def anchored_noise(self) -> AnchoredSquareRoot:
         """Noise with a separate part for anchors, sized so that neither kind of round pays for the other.
 
-        A record of an anchor costs as much as one of the first difference of a period.  Records of later
+        A record of an anchor costs as much as one of the first difference of a full period.  Records of later
         differences cost less.
+
+        Raises:
+            InputError: A period or a ratio of noises is out of the mechanism's range.
         """
         return AnchoredSquareRoot.with_equal_cost(self.period, self.anchor_clip / self.anchor_batches, self.clip)
 
@@ -372,7 +377,10 @@ def _single_pass_theorem(settings: SinglePassSettings, problem: Problem) -> tupl
 
 
 def _multi_pass_theorem(settings: GoldsteinSettings, problem: Problem) -> tuple[Prescription, ...]:
-    """Prescribe Theorem 4.1 with the target β of the least bound, since the paper leaves β open."""
+    """Prescribe Theorem 4.1 with the target β of the least bound, of `_TARGET_COUNT` values that are tried.
+
+    The paper leaves β open.
+    """
 
     def find_best_plan(nonsmooth_problem: NonsmoothProblem, mu: float) -> GoldsteinParameters:
         targets = nonsmooth_problem.lipschitz * np.geomspace(1e-3, 4.0, _TARGET_COUNT)
@@ -394,8 +402,9 @@ def _make_one_pass_schedule(settings: SinglePassSettings, declared: FixedOrder) 
     """
     if declared.rounds_per_epoch != declared.rounds:
         raise InputError(
-            "federation.epochs: goldstein-single-pass reads every record in one round, because its differences "
-            "would be biased in a second pass; leave epochs out, or run goldstein-erm"
+            "federation: goldstein-single-pass reads every record in one round, because its differences would be "
+            "biased in a second pass; leave epochs out and give no more rounds than one pass has, or run "
+            "goldstein-erm"
         )
     anchors = range(0, declared.rounds, settings.period)
     batches = (settings.anchor_batches if index in anchors else 1 for index in range(declared.rounds))
@@ -406,7 +415,7 @@ def _check_full_batches(_settings: GoldsteinSettings, declared: FixedOrder) -> F
     """Return the declared order.
 
     Raises:
-        InputError: A round does not read all records.
+        InputError: A pass has several rounds, so that a round does not read all records.
     """
     if declared.rounds_per_epoch != 1:
         raise InputError(

@@ -1,6 +1,6 @@
 """Theorems and bounds of Kornowski, Liu & Talwar for the algorithms in `kornowski`.
 
-The module chooses all parameters of a run, with the bound that holds for them: Theorems 3.1 and 6.1 (single pass)
+The module chooses the parameters of a run, with the bound that holds for them: Theorems 3.1 and 6.1 (single pass)
 and Theorem 4.1 (multi pass), corrected as docs/goldstein.md explains.  Logarithms of the printed O~ are left out,
 and the Gaussian-DP parameter μ stands for the paper's ε.
 
@@ -8,9 +8,9 @@ The oracle is the noisy estimate of the smoothed loss's gradient at a query, the
 period of Σ rounds begins with an anchor round, which estimates the gradient from B1 records.  Each other round
 adds an estimate of the difference of the gradients at the last two queries, from B2 records.  The oracle sees of a
 record its exact smoothed gradient, or is of first order (gradients at random points) or of zeroth order (values at
-random points), with a random direction for each point.  In a single pass the noise is that of a binary tree over
-each period, whose nodes are noisy sums over intervals of rounds.  The bounds are on the Goldstein measure at
-radius 2α: the smallest norm of a weighted mean of gradients at points within 2α.
+random points), with a random direction for each point.  In the theorems' single pass the noise is that of a binary
+tree over each period, whose nodes are noisy sums over intervals of rounds.  The bounds are on the Goldstein
+measure at radius 2α: the smallest norm of a weighted mean of gradients at points within 2α.
 
 | here | paper | unit |
 |---|---|---|
@@ -24,11 +24,11 @@ radius 2α: the smallest norm of a weighted mean of gradients at points within 2
 | `anchor_batch`, `batch` | B1, B2: records of all silos in an anchor round, in another round | |
 | `anchor_clip`, `clip` | C1, C2: norm bounds on one record's gradient, difference of gradients | loss / length |
 | `dimension`, `records` | d, n | |
-| `direction_count` | J: random directions for each record and query | |
-| `error`, `norm` | G0, G1: rms error and rms norm of the oracle | loss / length |
+| `direction_count` | J: random directions for each record and query of a difference | |
+| `error`, `norm` | G0, G1: bounds on the rms error and the rms norm of the oracle | loss / length |
 
-κ_d is the smoothness of a loss with L = 1 that is smoothed over the ball of radius 1 (`smoothness_constant`), and
-c_d is 1 for d = 1 and else d²/(d - 1).
+κ_d is the largest smoothness of a loss with L = 1 that is smoothed over the ball of radius 1
+(`smoothness_constant`), and c_d is 1 for d = 1 and else d²/(d - 1).
 """
 
 import math
@@ -42,7 +42,7 @@ Order = Literal["exact", "first", "zeroth"]
 """Oracle's view of a record: its exact smoothed gradient, or gradients or values at random points."""
 
 ROUNDING = 1e-9
-"""Slack of `_floor`, so that rounding errors do not cost an integer."""
+"""Slack of `_floor` and of the number of rounds, against rounding errors next to an integer."""
 
 
 def smoothness_constant(dimension: int) -> float:
@@ -72,7 +72,7 @@ def direction_energy(dimension: int) -> float:
 
 
 def paper_window(radius: float, smoothing: float) -> int:
-    """Return the paper's window ⌊α / (4 D)⌋, at least 1.
+    """Return the paper's window ⌊α / (4 D)⌋, at least 1 and at most 10^18.
 
     Args:
         radius: D, above 0.
@@ -86,9 +86,9 @@ def paper_window(radius: float, smoothing: float) -> int:
 
 
 def max_window(radius: float, smoothing: float) -> int:
-    """Return the largest window W with ((W + 1)/2 - 1/W) D ≤ α.
+    """Return the largest window W with ((W + 1)/2 - 1/W) D ≤ α, up to rounding.
 
-    All queries of such a window are within α of their mean.
+    All queries of such a window are within α of their mean.  The result is at most 10^18.
 
     Args:
         radius: D, above 0.
@@ -99,7 +99,7 @@ def max_window(radius: float, smoothing: float) -> int:
         199
     """
     middle = 2.0 * smoothing / radius - 1.0
-    return max(1, _floor((middle + math.sqrt(middle**2 + 8.0)) / 2.0))
+    return max(1, _floor((middle + math.hypot(middle, math.sqrt(8.0))) / 2.0))
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,7 @@ class NonsmoothProblem:
     order: Order = "exact"
     """Oracle's view of a record."""
     direction_count: int = 1
-    """Number J of random directions for each record and query."""
+    """Number J of random directions for each record and query of a difference."""
     shares_directions: bool = True
     """Whether a difference of gradients uses the same directions at both of its queries."""
     anchor_direction_count: int | None = None
@@ -127,7 +127,7 @@ class NonsmoothProblem:
 
     @property
     def smoothness(self) -> float:
-        """Smoothness κ_d L / α of the smoothed loss."""
+        """Bound κ_d L / α on the smoothness of the smoothed loss."""
         return smoothness_constant(self.dimension) * self.lipschitz / self.smoothing
 
     def difference_clip(self, radius: float) -> float:
@@ -138,9 +138,9 @@ class NonsmoothProblem:
         return min(2.0 * self.lipschitz, 2.0 * self.smoothness * radius)
 
     def anchor_energy(self) -> float:
-        """Bound on the mean square of one record's estimate at an anchor.
+        """Bound on the mean square of one record's estimate at an anchor of a single pass.
 
-        The bound is L², or L² (1 + c_d/J) for a zeroth-order oracle.
+        The bound is L², or L² (1 + c_d/J) for a zeroth-order oracle, which has J directions there, too.
         """
         spread = direction_energy(self.dimension) / self.direction_count if self.order == "zeroth" else 0.0
         return self.lipschitz**2 * (1.0 + spread)
@@ -288,7 +288,7 @@ def explicit_bound(
 
 
 def _floor(value: float) -> int:
-    return math.floor(value + ROUNDING)
+    return math.floor(min(value, 1e18) + ROUNDING)
 
 
 @dataclass(frozen=True)
@@ -350,8 +350,8 @@ def printed_directions(
 
     Args:
         problem: Numbers of the problem.
-        parameters: Parameters of the theorem, with σ1 = `anchor_std` and σ2 = `difference_std`, and in a
-            multi-pass run n = B1 = B2.
+        parameters: Parameters of the theorem, with σ1 = `anchor_std` and σ2 = `difference_std`.  In a multi-pass
+            run n = B1 = B2, and σ1 and σ2 are above 0.
         delta: δ.
         multi_pass: Whether the parameters are those of Theorem 4.1.
     """
@@ -368,7 +368,7 @@ def printed_directions(
 
 
 def needed_directions(problem: NonsmoothProblem, radius: float, failure: float) -> float:
-    """Return the number J of directions that a theorem's sensitivity requires.
+    """Return the number J of directions that a theorem's sensitivity requires, up to a constant.
 
     J is ln(1/p) max{1, (α/D)²/d} for gradients, and ln(1/p) (d + (α/D)²) otherwise, where p is `failure`.  Only
     the replaced record's estimates have to be near their means, so J depends on no batch size.
@@ -404,7 +404,7 @@ def plan_single_pass(
     Args:
         problem: Numbers of the problem, with Φ above 0.
         records: n.
-        mu: μ, or infinity for a run without privacy.
+        mu: μ above 0, or infinity for a run without privacy.
         radius_factor: Factor of the theorem's D, before the limit α/4.
         period_factor: Factor of the theorem's Σ, before it is rounded.
 
@@ -453,8 +453,8 @@ def plan_multi_pass(
     Args:
         problem: Numbers of the problem.
         records: n.
-        target: β, the Goldstein measure to reach.
-        mu: μ, or infinity for a run without privacy.
+        target: β, the Goldstein measure at which the theorem aims.
+        mu: μ above 0, or infinity for a run without privacy.
         rounds_factor: Factor 8 in the formula of T'.
     """
     lipschitz, smoothing = problem.lipschitz, problem.smoothing

@@ -124,6 +124,14 @@ def test_the_printed_noise_of_corollary_13_is_private_and_over_twice_what_is_nee
     assert 2.0 * asked.sigma < asked.printed_sigma
 
 
+def test_the_theorems_can_be_evaluated_for_a_huge_epsilon() -> None:
+    """Before, an OverflowError, as ε² n² is above the largest float."""
+    for prescribe in (realizable_parameters, non_realizable_parameters):
+        asked = prescribe(problem_of(64, epsilon=1e300), RADIUS)
+        assert asked.sigma > asked.printed_sigma > 0.0
+        assert holds(asked)["p ≤ ε² n²"]
+
+
 def test_the_two_bounds_on_the_batch_meet_at_the_largest_dimension_of_the_theorem() -> None:
     n, epsilon = 10_000, 0.01
     limit = round((epsilon * n) ** 2)

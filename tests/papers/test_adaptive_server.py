@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from fedpriv.loss.views import MIN_ADAPTIVE_CLIP, joint_clip
+from fedpriv.loss.views import MAX_ADAPTIVE_CLIP, MIN_ADAPTIVE_CLIP, joint_clip
 from fedpriv.papers.fedavg import FedAdagrad, FedAdam, FedYogi, QuantileClipping
 from fedpriv.papers.sgd import ProjectedSGD
 from tests.papers.builders import draw_normals, drive, plain_round, vectors
@@ -58,6 +58,14 @@ def test_the_adaptive_clip_never_falls_below_its_minimum() -> None:
     server = QuantileClipping(ProjectedSGD(1.0, math.inf), 0.01, 0.5, 10.0)
     *_, state = drive(server, vectors(0.0, 1.0), [vectors(0.0, 1e6)])
     assert float(state.clip) == MIN_ADAPTIVE_CLIP
+
+
+def test_the_first_adaptive_clip_is_the_one_by_which_clients_divide() -> None:
+    """Clients clamp C_1 = 1e13 to 2^40, and the server multiplied what they sent by 1e13."""
+    server = QuantileClipping(ProjectedSGD(1.0, math.inf), 0.1, 0.5, 0.2)
+    state = server.start(vectors(0.0, 1e13))
+    assert float(server.query(state)[-1]) == MAX_ADAPTIVE_CLIP
+    assert server.output(server.update(state, vectors(2.0**-40, 0.0), plain_round(1))).tolist() == [-1.0]
 
 
 @pytest.mark.parametrize(("cohort", "noise_on_moves"), [(100, 1.00504), (20, 1.15470)])

@@ -134,6 +134,11 @@ def test_the_longest_window_keeps_its_spread_within_the_smoothing_radius(radius:
     assert 1 <= paper_window(radius, smoothing) <= longest
 
 
+def test_the_window_of_a_tiny_step_is_a_number() -> None:
+    """Before, an OverflowError for any step below 1e-154 α, or 1e-308 α."""
+    assert max_window(1e-200, 1.0) == max_window(1e-320, 1.0) == paper_window(1e-320, 1.0) == 10**18
+
+
 @pytest.mark.parametrize(("rounds", "period"), [(100, 10), (37, 5), (12, 12)])
 def test_the_leaf_noise_ratio_minimizes_the_variance(rounds: int, period: int) -> None:
     clips = 1.0, 0.3
