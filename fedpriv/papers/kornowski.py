@@ -377,7 +377,7 @@ def _single_pass_theorem(settings: SinglePassSettings, problem: Problem) -> tupl
 
 
 def _multi_pass_theorem(settings: GoldsteinSettings, problem: Problem) -> tuple[Prescription, ...]:
-    """Prescribe Theorem 4.1 with the target β of the least bound, of `_TARGET_COUNT` values that are tried.
+    """Prescribe Theorem 4.1 with the target β of the least bound, of `_TARGET_COUNT` values.
 
     The paper leaves β open.
     """
