@@ -6,8 +6,8 @@ gradient and its Hessian, which are clipped separately, where clip(v, C) shorten
 
     v_b = (clip(∇f, C),  κ clip(svec ∇²f, C_H)),   κ = (C / C_H) √(φ / (1 - φ)),   ‖v_b‖ ≤ C / √(1 - φ)
 
-One noisy sum then holds both, and the Hessian has the share φ of the budget μ².  svec is the upper triangle, with
-the entries off the diagonal times √2.
+One noisy sum then holds both.  The Hessian has the share φ of the budget μ² under zero-out, and φ/(2 - φ) under
+replace-one.  svec is the upper triangle, with the entries off the diagonal times √2.
 
 From the noisy means g~_t and H~_t at x_t the server computes
 
@@ -16,7 +16,7 @@ From the noisy means g~_t and H~_t at x_t the server computes
     x_{t+1} = u_t if t ≤ 2, else the mean of u_2 … u_t
 
 The paper uses H~_t and u_t themselves.  Means use the budget of all rounds.  A query has points at which
-increments are computed, with coefficients by which they are added.
+gradients and Hessians are computed, with coefficients by which they are added.
 
 | here | paper | shape |
 |---|---|---|
@@ -58,7 +58,7 @@ from fedpriv.participation.orders import Dependence
 MAX_PARAMETERS = 50
 """Largest number of parameters, with 1,325 numbers in a release."""
 _CHUNK_VALUES = 2**22
-"""Number of values of the increments that are formed at once, of one record at least."""
+"""Most values of the increments that are formed at once, but for one record with more."""
 _MIN_ROUNDS = 2
 """Fewest rounds after which intervals are given."""
 
@@ -97,7 +97,8 @@ class GradientAndHessian(View):
     Guarantee: a record's increment, before its weight, is a function of its own record and the query, of norm at
     most the round's clip, whatever the query is.  The norm of the gradient's part is at most `gradient_clip`, and
     that of the Hessian's part, before it is multiplied by `kappa`, at most `curvature_clip`.  For a query of one
-    point with coefficient 1, two increments, or an increment and zeros, are at most `diameter` apart.
+    point with coefficient 1, two increments, or an increment and zeros, are at most `diameter` apart, up to
+    rounding.
     """
 
     base: LogisticRegression
@@ -147,8 +148,8 @@ class GradientAndHessian(View):
             clip: Norm bound of a whole increment.
 
         Returns:
-            The sum, (..., d), and the number of records of weight above 0 of which any part was clipped or set to
-            0, (...).
+            The sum, (..., d), and the number of records of weight above 0 of which a part or the whole counts as
+            clipped (`compute_clipping`), (...).
         """
         # A chunk of records at a time bounds the memory.
         records, weights = batch
@@ -172,11 +173,12 @@ class GradientAndHessian(View):
     def _clip_increments(self, query: Query, batch: Batch, clip: Scalar) -> tuple[Tensor, Tensor]:
         """Return weighted clipped increments (..., B, d), and the mask of records with any clipping, (..., B).
 
-        The mask has the records of weight above 0 of which any part was clipped or set to 0.
+        The mask has the records of weight above 0 of which a part or the whole counts as clipped
+        (`compute_clipping`).
 
         Gradients are clipped to `gradient_clip`, and Hessians to `curvature_clip` and then multiplied by κ.  Both
         together are clipped to `clip` and multiplied by the record's weight.  A record of which a part is not
-        finite, or too large for the type, has an increment of 0.
+        finite, or too large to be representable (`loss.clipping`), has an increment of 0.
 
         With the score ⟨x, z⟩ of a record of features z, the gradient is (first derivative of the loss by the
         score) · z, and the Hessian (second derivative) · z zᵀ.
@@ -345,7 +347,9 @@ class NewtonSettings(Settings):
     clip: Positive = Field(description="C: norm bound on one record's gradient")
     curvature_clip: Positive = Field(description="C_H: norm bound on one record's Hessian")
     curvature_share: Annotated[float, Field(gt=0, lt=1)] = Field(
-        0.25, description="φ: of the budget μ², for Hessians; gradients have the rest"
+        0.25,
+        description="φ: share of the budget μ² for Hessians under zero-out; under replace-one it is φ/(2 - φ); "
+        "gradients have the rest",
     )
     penalty: Positive = Field(
         description="λ of λ‖x‖²/2, which the server adds to the mean loss; the constant's weight included"

@@ -18,7 +18,15 @@ from pydantic import Field
 from fedpriv.accounting.gaussian import check_positive
 from fedpriv.core.errors import InputError
 from fedpriv.loss.estimators import PowerWeights, RecursiveGradient
-from fedpriv.papers.base import Algorithm, NoiseSettings, Positive, Prescription, Problem, choose_mechanism
+from fedpriv.papers.base import (
+    Algorithm,
+    NoiseSettings,
+    Positive,
+    Prescription,
+    Problem,
+    catch_refusal,
+    choose_mechanism,
+)
 from fedpriv.papers.reshef_levy import AnytimeSGD
 
 
@@ -55,17 +63,16 @@ class OnlineToBatchSettings(NoiseSettings):
     power: Annotated[int, Field(ge=1, le=8)] = Field(1, description="k: the weights are α_t = t^k")
 
 
-def _prescribe_clip(settings: OnlineToBatchSettings, problem: Problem) -> tuple[Prescription, ...]:
-    """Prescribe the key `clip` with which no increment is clipped, if G and H hold in the ball."""
-    name = "bound on increments"
+@catch_refusal
+def _prescribe_clip(name: str, settings: OnlineToBatchSettings, problem: Problem) -> Prescription:
+    """Prescribe the key `clip` with which no increment is clipped, if G and H hold in the ball.
+
+    The result has a reason in place of numbers if G and H are not known there, or not finite and above 0.
+    """
     if settings.radius > problem.convex_within:
-        return (
-            Prescription(
-                name, {}, refusal=f"{name}: no Lipschitz constant and smoothness of the loss are known in the ball"
-            ),
-        )
+        raise InputError(f"{name}: no Lipschitz constant and smoothness of the loss are known in the ball")
     clip = increment_bound(1, settings.power, problem.lipschitz, problem.smoothness, 2.0 * settings.radius)
-    return (Prescription(name, {"rounds": float(problem.rounds), "batch": float(problem.batch), "clip": clip}),)
+    return Prescription(name, {"rounds": float(problem.rounds), "batch": float(problem.batch), "clip": clip})
 
 
 ONLINE_TO_BATCH = Algorithm(
@@ -73,13 +80,13 @@ ONLINE_TO_BATCH = Algorithm(
     title="Private online-to-batch",
     source="Zhang, Tran & Cutkosky, Differentially Private Online-to-Batch for Smooth Losses (NeurIPS 2022)",
     settings=OnlineToBatchSettings,
-    # δ_t = t^k ∇f(x_t) - (t-1)^k ∇f(x_{t-1}), summed under the tree
+    # δ_t = t^k ∇f(x_t) - (t-1)^k ∇f(x_{t-1}), added to a running sum
     estimator=lambda settings, _problem: RecursiveGradient(
         settings.clip, weights=PowerWeights(settings.power), clip_growth=settings.power - 1
     ),
     mechanism=choose_mechanism,
     # online gradient descent on the sums, x_t the weighted average of its iterates
     optimizer=lambda settings, _problem, _noise_std: AnytimeSGD(settings.step, settings.radius),
-    theorems=_prescribe_clip,
+    theorems=lambda settings, problem: (_prescribe_clip("bound on increments", settings, problem),),
     published="points",
 )

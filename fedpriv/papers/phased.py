@@ -23,7 +23,7 @@ This file was written from the paper's abstract and from its known statement, an
 Therefore the noise follows from the sensitivity proved in `fedpriv.noise.diagonal`,
 and `suggested_step` is experimental.
 
-The bound on the excess risk (`phased_bound`): with ξ_0 = w_0 - x* and ξ_i the noise after phase i,
+The bound on the excess risk (`phased_bound`): with ξ_0 = w_0 - x* and ξ_i = -η_i ζ_i, in expectation
 
     F(w_k) - F(x*) ≤ Σ_i (‖ξ_{i-1}‖²/(2 η_i n_i) + η_i L²/2) + L ‖ξ_k‖
 
@@ -112,8 +112,8 @@ class PhasedSGD:
     """Optimizer whose queries are the iterates of a phase, and whose output changes in empty rounds only.
 
     Guarantee: queries are NOT private, and all rounds happen inside one curator.  `output` is the start of the
-    current phase: the initial model, or the average of an earlier phase to which the noise of that phase's empty
-    round was added.  Noise is calibrated for these starts, so that they, and nothing else, may be shown at any
+    current phase: the initial model, or the average of the phase before with the noise of its empty round,
+    projected to K.  Noise is calibrated for these starts, so that they, and nothing else, may be shown at any
     time.
     """
 
@@ -178,11 +178,13 @@ def suggested_step(examples: int, dimension: int, lipschitz: float, diameter: fl
 def step_conditions(step: float, smoothness: float) -> tuple[Condition, ...]:
     """Return the condition η_1 ≤ 2/smoothness of the contraction, on which privacy rests.
 
+    A linear loss, of smoothness 0, has no such condition.
+
     Args:
         step: η of the scenario.
-        smoothness: Smoothness of every record's loss, above 0.
+        smoothness: Smoothness of every record's loss, 0 or more.
     """
-    return (Condition("η/4 ≤ 2/smoothness", step * phase_step_factor(1), 2.0 / smoothness),)
+    return (Condition("η/4 ≤ 2/smoothness", step * phase_step_factor(1), 2.0 / smoothness),) if smoothness else ()
 
 
 def phased_bound(
@@ -218,14 +220,15 @@ class PhasedSettings(Settings):
 
 
 def _make_schedule(declared: FixedOrder) -> Phases:
-    """Make the phases of one pass, whose rounds read one batch of the declared order each.
+    """Make the phases of one pass, whose gradient rounds read one batch of the declared order each.
 
     Raises:
         InputError: The scenario has several passes, or a single batch.
     """
     if declared.rounds_per_epoch != declared.rounds:
         raise InputError(
-            "federation.epochs: phased-sgd reads every record once, in phases; leave epochs out, or run dp-sgd"
+            "federation: phased-sgd reads every record once, in phases, and these rounds are several passes; "
+            "leave out epochs, or rounds beside samples and batch, or run dp-sgd"
         )
     return make_phases(declared.rounds_per_epoch)
 

@@ -1,11 +1,12 @@
 """Table of algorithms: a name, with the estimator, mechanism and optimizer of a paper.
 
 A row makes these parts from the settings of the scenario's section [algorithm] and from the problem, the public
-numbers of a run.  A new algorithm is a new row, with a small file for each part that is new.
+numbers of a run.  The mechanism depends on the running sums, too, and the optimizer on the noise.  A new algorithm
+is a new row, with a small file for each part that is new.
 """
 
 from fedpriv.core.errors import InputError, suggest_name_or_import
-from fedpriv.core.extensions import load_extensions
+from fedpriv.core.extensions import load_extensions, note_table_change
 from fedpriv.papers.adam import DP_ADAM, DP_ADAMW
 from fedpriv.papers.base import Algorithm, Positive, Problem, Settings
 from fedpriv.papers.choquette_choo import ACCELERATED_DP_SRGD, ACCELERATED_INDEPENDENT, UNACCELERATED_DP_SRGD
@@ -89,6 +90,7 @@ def add_algorithm(row: Algorithm) -> None:
     if row.name in SHIPPED:
         raise InputError(f"add_algorithm: {row.name!r} is an algorithm of fedpriv; give yours another name")
     ALGORITHMS[row.name] = row
+    note_table_change()
 
 
 _ABSENT_ALGORITHMS = {
@@ -113,8 +115,8 @@ def find_algorithm(name: str) -> Algorithm:
         # A user may look for an algorithm of the literature that fedpriv does not have under this name.
         if (answer := _ABSENT_ALGORITHMS.get(name.lower())) is not None:
             raise InputError(f"algorithm.name = {name!r}: is not of fedpriv: {answer}")
-        names = ", ".join(map(repr, ALGORITHMS))
         raise InputError(
-            f"algorithm.name = {name!r}: known algorithms are {names}{suggest_name_or_import(name, ALGORITHMS)}"
+            f"algorithm.name = {name!r}: known algorithms are {', '.join(map(repr, ALGORITHMS))}"
+            f"{suggest_name_or_import(name, ALGORITHMS)}"
         )
     return ALGORITHMS[name]

@@ -2,8 +2,8 @@
 
 Source: Tran & Cutkosky, "Momentum Aggregation for Private Non-convex ERM" (NeurIPS 2022), Algorithms 1 and 2.  A
 silo's momentum is m_t = (1 - α) m_{t-1} + α g_t, with g_t the mean over its records of round t of clipped
-gradients at w_t, and m^_t is the mean of the silos' momenta with any noise.  A step of the server has length η, or
-0 if m^_t is 0 (normalized SGD):
+gradients at w_t, unless the aligned row clips parts of them.  m^_t is the mean of the silos' momenta with any
+noise.  A step of the server has length η up to rounding, or 0 if m^_t is 0 (normalized SGD):
 
     w_{t+1} = w_t - η m^_t / ‖m^_t‖,  and w_{t+1} = w_t if m^_t = 0
     output w_{T+1}, or w_U with U uniform on 1 … T (the iterate that the paper's theorems are about)
@@ -57,7 +57,7 @@ from fedpriv.participation.orders import FixedOrder, FreshOrder, Participation
 
 _ROUNDING = 1.0 + 1e-6
 _STEP_ROUNDING = 1.0 + 5e-7  # half of the slack, since a check of the length may add squares in another order
-_ATTEMPTS = 8  # shorter steps that are tried before coordinates are rounded one by one
+_ATTEMPTS = 8  # lengths of a step that are tried before coordinates are rounded one by one
 
 
 def movement_bound(step: float) -> float:
@@ -153,8 +153,10 @@ class TheoremParameters(NamedTuple):
 def simple_noise_multiplier(epsilon: float, delta: float, reduced: bool = False) -> float:
     """Return the noise multiplier 2 √ln(1/δ) / ε of Theorem 4, or 4 √ln(1/δ) / ε of Theorem 8.
 
-    Guarantee: noise of this multiplier times the theorem's sensitivities of the tree's nodes, the sums over
-    intervals of rounds, is (ε, δ)-DP under replace-one, for ε ≤ ln(1/δ).
+    Guarantee: let D bound the distance by which one record moves all released nodes together under replace-one.
+    Nodes are sums over intervals of rounds.  Noise of standard deviation D times this multiplier on every node is
+    (ε, δ)-DP, for ε ≤ ln(1/δ).  For the multiplier of Theorem 8 it suffices if the nodes are in four groups, each
+    with its own D.
 
     The paper prints the condition ε ≤ ln(1/δ) the other way round.
 
@@ -278,6 +280,9 @@ def tree_gradient_bound(
         dimension: d.
         epsilon: ε.
         delta: δ.
+
+    Raises:
+        InputError: `tree_parameters` refuses N, d, ε or δ.
     """
     rounds = tree_parameters(records, dimension, epsilon, delta).rounds
     spread, depth = math.sqrt(dimension * _log_inverse_delta(epsilon, delta)), math.log2(rounds)
@@ -468,7 +473,8 @@ def _prescribe_theorem_9(_settings: MomentumSettings, problem: Problem) -> tuple
 def _prescribe(name: str, problem: Problem, formula: Callable[[float], TheoremParameters]) -> Prescription:
     """Prescribe a theorem's numbers, for batches of 1 record, since the paper's T counts single gradients.
 
-    The result has a reason in place of numbers if the scenario is not private, or if the formula refuses its ε.
+    The result has a reason in place of numbers if the scenario is not private, or if the formula refuses its
+    numbers.
     """
     if problem.epsilon is None:
         raise InputError(f"{name} needs an (ε, δ), and the scenario is not private")
@@ -503,7 +509,9 @@ class ReducedSettings(MomentumSettings):
     """Keys of Algorithm 2."""
 
     gamma: Literal["balanced", "paper"] | Annotated[float, Field(gt=0, lt=1)] = Field(
-        "balanced", description="γ; 'paper' is ηN, 'balanced' ηN L/G, both at most 1/2"
+        "balanced",
+        description="γ; 'paper' is ηN, 'balanced' is ηN L/G, or difference_clip/G if that is given; both are at "
+        "most 1/2",
     )
     shares: Literal["best", "equal"] = Field(
         "best",

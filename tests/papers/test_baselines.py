@@ -7,8 +7,10 @@ import pytest
 
 from fedpriv.core.errors import InputError
 from fedpriv.papers import noisy_minibatch, phased
-from fedpriv.papers.base import Condition
+from fedpriv.papers.base import Condition, Problem
 from fedpriv.papers.online_to_batch import increment_bound
+from fedpriv.papers.table import find_algorithm
+from fedpriv.participation.orders import FixedOrder
 
 
 def failing(conditions: tuple[Condition, ...]) -> list[str]:
@@ -101,3 +103,23 @@ def test_the_increment_bound_of_linear_weights_is_that_of_dp_mu2_fl() -> None:
 def test_conditions_that_are_equalities_hold_despite_rounding() -> None:
     assert Condition("", 0.1 + 0.2, 0.3).holds
     assert not Condition("", 0.3 + 1e-9, 0.3).holds
+
+
+def test_online_to_batch_gives_a_reason_where_a_convex_loss_has_no_smoothness() -> None:
+    """A user's hinge loss, say: the command about theorems ended with an error."""
+    row = find_algorithm("online-to-batch")
+    settings = row.settings.model_validate({"clip": 1.0, "step": 0.1, "radius": 1.0})
+    problem = Problem(10, 1.0, math.inf, True, 4, FixedOrder(16, 16), epsilon=1.0, convex_within=math.inf)
+    (prescription,) = row.theorems(settings, problem)
+    assert not prescription.numbers
+    assert str(prescription.refusal).startswith("smoothness = inf")
+
+
+def test_a_linear_loss_puts_no_condition_on_the_step_of_phased_sgd() -> None:
+    """Its smoothness is 0, by which the condition was divided."""
+    row = find_algorithm("phased-sgd")
+    settings = row.settings.model_validate({"step": 0.1, "radius": 1.0})
+    problem = Problem(10, 1.0, 0.0, True, 4, FixedOrder(16, 16), epsilon=1.0, convex_within=math.inf)
+    (prescription,) = row.theorems(settings, problem)
+    assert prescription.refusal is None
+    assert prescription.conditions == ()

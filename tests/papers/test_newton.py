@@ -1,5 +1,6 @@
 """Noisy Newton: what a record adds, in integers; what the server solves; what its intervals cover."""
 
+import dataclasses
 import itertools
 import json
 import math
@@ -23,6 +24,7 @@ from fedpriv.loss.objective import Batch, Query, Records
 from fedpriv.loss.ridge import MeanStatistics
 from fedpriv.noise.integers.increments import sum_integer_increments
 from fedpriv.papers.newton import NOISY_NEWTON, GradientAndHessian, NoisyNewton, symmetric_matrix
+from fedpriv.papers.table import ALGORITHMS, add_algorithm
 from fedpriv.participation.secret import PoissonSampling
 from fedpriv.plan.plan import ROUNDING_ALLOWANCE, Plan, find_increment_diameter, make_plan
 from fedpriv.plan.task import load_task
@@ -258,3 +260,17 @@ def test_noisy_newton_refuses_models_of_more_than_fifty_parameters() -> None:
     assert NOISY_NEWTON.model(settings, LogisticRegression(50, 1.0)).dimension == 1325
     with pytest.raises(InputError, match="at most 50 parameters, and the model has 51; take 'dp-sgd'"):
         NOISY_NEWTON.model(settings, LogisticRegression(51, 1.0))
+
+
+def test_a_users_algorithm_that_is_replaced_extends_the_model_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its first objective stayed in a cache, and a second import trained a model that was no longer named."""
+    row = dataclasses.replace(NOISY_NEWTON, name="own-newton")
+    monkeypatch.setitem(ALGORITHMS, row.name, row)  # taken out again after the test
+    cell = resolve_cell(tree_of(tmp_path, name=row.name), "test")
+    kinds = list[type]()
+    for own in (row, dataclasses.replace(row, model=lambda _settings, objective: objective)):
+        add_algorithm(own)
+        kinds.append(type(load_task(cell).objective))
+    assert kinds == [GradientAndHessian, LogisticRegression]
