@@ -8,7 +8,7 @@
 * In an evaluation by silos the server sends a model, and gets sums over the silos' test records.
 
 Before the first query of a deployment every silo is asked whether it would refuse the run, so that a run that one
-silo refuses costs the others nothing.
+silo refuses there for good costs the others nothing.
 """
 
 import dataclasses
@@ -140,8 +140,8 @@ class SiloEvaluation:
             timeout: Longest wait for replies, in seconds.
 
         Raises:
-            RunError: If a silo does not reply, refuses, or sends a malformed message, or if the journal cannot be
-                read or written.
+            RunError: If a silo is not connected, does not reply, fails, refuses, or sends a message that is
+                malformed or out of its bounds, or if the journal cannot be read or written.
         """
         entry = self._journal.read_entry(number) if self._journal else None
         release = (
@@ -294,7 +294,7 @@ def deploy_cell(
         checkpoint_folder: Folder for checkpoints of silos' ledgers, which runs can share, by default in `folder`.
 
     Raises:
-        FedprivError: The cell cannot be run, a silo refuses or is missing, or the journal cannot be used.
+        FedprivError: The cell cannot be run, a silo refuses, fails or is missing, or the journal cannot be used.
     """
     task = load_public_task(cell)
     plan = make_plan(cell, task.objective, for_release=True)
@@ -353,7 +353,7 @@ def deployed_strategy(
     min_replies: int | None = None,
     checkpoints: CheckpointStore | None = None,
 ) -> ReleaseStrategy:
-    """Build the strategy of a server that releases, with noise that is keyed by the journal alone."""
+    """Build the strategy of a server that releases, with noise under the key of the journal."""
     aggregator = ServerAggregator(plan, initial, journal.load_noise_key(), journal.load_secret_state)
     return ReleaseStrategy(
         plan,
@@ -377,7 +377,7 @@ def simulated_aggregator(plan: Plan, initial: Tensor, cell: Cell) -> ServerAggre
     return ServerAggregator(plan, initial, integer_noise_key(cell.noise_seed), simulated_noise=noise)
 
 
-_PROGRESS_SECONDS = 0.1  # shortest time between two reports of progress
+_PROGRESS_SECONDS = 0.1  # shortest time between two reports of progress, but for the last one
 
 
 def _run_strategy(

@@ -38,7 +38,7 @@ _POLL_SECONDS = 0.1  # between polls for nodes, and after an empty reply that ca
 def learn_roster(grid: Grid, silos: int, timeout: float) -> list[int]:
     """Return the node ids of silo 0, 1, ….
 
-    The arguments and errors are those of `ask_roster`.
+    The arguments, which lack `make_query`, and the errors are those of `ask_roster`.
     """
     replies = ask_roster(grid, silos, timeout, lambda node: Message(RecordDict(), node, ROSTER_QUERY))
     return [reply.metadata.src_node_id for reply in replies]
@@ -113,7 +113,7 @@ _TRANSIENT_ERRORS = {
     ErrorCode.CLIENT_APP_CRASHED: "its app ended without an answer; a machine that has no memory left does that",
 }
 """Error codes that may pass, each with its probable cause."""
-# If more seconds lie between two polls, this process or the SuperLink was stopped, and not a silo.
+# A longer time between two polls counts as a stop of this process or of the SuperLink, and not of a silo.
 _MIN_PAUSE_SECONDS = 5.0
 _MAX_PAUSE_SECONDS = 900.0  # most seconds by which such pauses extend the timeout
 
@@ -121,14 +121,14 @@ _MAX_PAUSE_SECONDS = 900.0  # most seconds by which such pauses extend the timeo
 WaitCallback = Callable[[Sequence[int], float], None]
 """Callback with the silos that a server waits for, and the start of the wait.
 
-The start is in seconds of the epoch.  After a wait that was reported, the callback is called once more, without
-silos and with the current time.
+The start is in seconds since 1970.  After a reported wait that ends without an error, the callback is called once
+more, without silos, and the time then means nothing.
 """
 _MIN_REPORTED_SECONDS = 5.0  # shortest wait that is reported
 
 
 class _WaitReporter:
-    """Reporter of one wait, after five seconds, then at a change of the silos, and at the end."""
+    """Reporter of one wait, after five seconds, then at a change of the silos, and in `finish`."""
 
     def __init__(self, callback: WaitCallback) -> None:
         self._callback, self._start_time = callback, time.monotonic()
@@ -173,7 +173,7 @@ class PatientGrid(Grid):
         Args:
             grid: Grid of Flower, which sends the messages.
             has_registered_nodes: Whether the names of nodes say which silos they are.
-            on_wait: Callback with the silos, and the start of the wait in seconds of the epoch (`WaitCallback`).
+            on_wait: Callback with the silos, and the start of the wait in seconds since 1970 (`WaitCallback`).
         """
         self._grid, self._on_wait, self._has_registered_nodes = grid, on_wait, has_registered_nodes
         self._silo_by_node: dict[int, int] = {}  # node -> silo, as reported or registered
@@ -207,7 +207,7 @@ class PatientGrid(Grid):
         """Return the known nodes of the run's silos, by silo.
 
         The SuperLink's owner may register further silos or replace a silo's key at any time, so registered nodes
-        of other silos are left out, and of two registered nodes of a silo the newer one is returned.
+        of other silos are left out, and of two registered nodes of a silo the one that was noted last is returned.
 
         Raises:
             RunError: If two unregistered nodes say the same silo number, or one says a number that does not exist.
@@ -223,8 +223,8 @@ class PatientGrid(Grid):
         """Return the replies that arrive within `timeout` seconds, each as the reply to the original message.
 
         A message is sent again, to the current node of its silo, after a time without a reply, after an error or a
-        refusal that may pass, and once the silo has another node.  Up to 15 minutes in which this process or the
-        SuperLink was stopped do not count.
+        refusal that may pass, and once the silo has another node.  Times of more than 5 s between two polls, up to
+        15 minutes in all, do not count, because this process or the SuperLink may have been stopped.
 
         A silo that refused or failed in a way that may pass, and did not reply later, has a refusal among the
         replies that is not final (`Refusal.is_final`).
@@ -306,7 +306,7 @@ class PatientGrid(Grid):
                 pending.node, pending.retry_time = node, 0.0
 
     def _poll_nodes(self) -> None:
-        """Ask new nodes for their silo numbers, and note the node from which a silo reported last.
+        """Ask new nodes for their silo numbers, and note the newest node of each silo.
 
         Registered nodes are not asked, because their names have the numbers.  New nodes are looked for at most
         once a second.
@@ -341,7 +341,7 @@ class PatientGrid(Grid):
             self._note_nodes({node: silo})
 
     def _note_nodes(self, silo_by_node: Mapping[int, int]) -> None:
-        """Note the silos of nodes, and send a silo's messages to a new node of it from now on."""
+        """Note the silos of nodes, and redirect a silo's messages from its earlier nodes to a new node."""
         self._moved_nodes.update(
             {
                 first: node

@@ -5,7 +5,7 @@
 | noise.key | key of the server's noise, drawn once a run and wiped after its last round |
 | released.bin | an entry a round: the release or the noisy integers behind it, the query chain, a checksum |
 | sums-T.bin | if the server adds noise to integers: its state of the sums after round T, as secret as the key |
-| last.npy | if silos may be missing: every silo's last message, if a later round can need it |
+| last.npy | if silos may be missing: every silo's last message or its substitute, if a later round can need it |
 | missed.json | once a silo has missed a round: the rounds that each silo missed |
 
 The query chain is the digest of all queries so far.  An entry of released.bin is on the disk before a query that
@@ -106,7 +106,8 @@ class ServerJournal(AbstractContextManager["ServerJournal"]):
         round no noise is drawn, and the result is zeros.
 
         Raises:
-            RunError: If the key was lost or wiped during the run, has another length, or cannot be read or stored.
+            RunError: If the key was lost after a finished round, was wiped before the last one, has another
+                length, or cannot be read or stored.
         """
         path = self._folder / "noise.key"
         if self._round_count >= self._last_round:
@@ -193,12 +194,12 @@ class ServerJournal(AbstractContextManager["ServerJournal"]):
             raise RunError(f"{path}: damaged, so the run cannot go on: {error}") from None
 
     def last_releases(self) -> Tensor | None:
-        """Return each silo's last message, (silos, d), or None if it is not stored.
+        """Return each silo's last message, or its substitute, (silos, d), or None if they are not stored.
 
         If the server died before it stored a round's entry, the messages may be those of that round.
 
         Raises:
-            RunError: If the file is damaged.
+            RunError: If the file is damaged or cannot be read.
         """
         path = self._folder / "last.npy"
         try:
@@ -220,7 +221,8 @@ class ServerJournal(AbstractContextManager["ServerJournal"]):
             t: Round, the one after the last finished round.
             entry: Values of the round from which its release can be computed again, and the query chain.
             missed_rounds: Rounds that silos missed until now, by silo.
-            last_releases: Each silo's last message, (silos, d), or None if no later round can need it.
+            last_releases: Each silo's last message, or its substitute, (silos, d), or None if no later round can
+                need them.
             secret_state: Packed sums of silos for the next round, secret outside the server, or b"".
 
         Raises:

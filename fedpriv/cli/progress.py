@@ -48,7 +48,7 @@ class CurrentCell:
     latest: str = ""
     """Text of the latest evaluation, or "" before the first."""
     values: list[float] = field(default_factory=list)
-    """Metric of each evaluation so far."""
+    """Metric of each evaluation since the line shows this cell."""
 
     @staticmethod
     def from_point(index: int, point: SweepPoint) -> "CurrentCell":
@@ -65,7 +65,7 @@ class CurrentCell:
         self.latest = f"round {t}: loss {metrics['test_loss']:.4f}{accuracy}"
 
     def format_line(self, width: int) -> Text:
-        """Format one line, with a sparkline if that fits into `width` characters, too."""
+        """Format one line, with a sparkline if `width` characters have room for four bars or more."""
         text = f"{self.label} · {self.privacy} · {self.latest}"
         sparkline_width = min(_MAX_SPARKLINE_WIDTH, width - len(text) - 2)
         line = Text(text, style="dim", no_wrap=True, overflow="ellipsis")
@@ -157,7 +157,7 @@ class Progress(RunObserver):
         self._task = self._progress_bar.add_task("", total=rounds, cells=f"0/{self._cell_count} cells")
         if unread_count := max((scenario.points[place].cell.unread_count for place in places), default=0):
             self._print(
-                f"up to {unread_count} of federation.samples are never read, since they fill no round of all silos"
+                f"up to {unread_count} of federation.samples are never read, because no batch of a silo has them"
             )
         if self._is_live:
             self._panel.start()
@@ -231,8 +231,9 @@ class Progress(RunObserver):
 class JsonLines(RunObserver):
     """JSON objects of a run's events, one a line.
 
-    The key `event` is "fitted", "started", "evaluated", "finished", "lost" or "noted".  The last event is
-    "complete" or "stopped".  A run that fails has neither, unless it can be resumed within a cell.
+    The key `event` is "fitted", "started", "evaluated", "finished", "lost" or "noted".  When no
+    cell is left, "complete" follows, and after an interrupt of the run "stopped".  A run that fails may have
+    neither.
     """
 
     def __init__(self, stream: IO[str]) -> None:

@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import FrameType
@@ -62,7 +62,7 @@ class LivePage(RunObserver):
 
         The page is rendered again if there were events since the last time, and more than a second has passed.
         Results that cannot be read leave the last page.  A browser reloads the page when the version changes.
-        Before the first page, a sentence takes its place.
+        Before the first page, a sentence that reloads itself takes its place.
         """
         from fedpriv.show.page import render_page  # slow to import, so imported for --watch only
 
@@ -72,16 +72,14 @@ class LivePage(RunObserver):
                 and time.monotonic() - self._render_time > _REFRESH_SECONDS
             )
             if self._folder is not None and (is_due or not self._page):
-                event_count, text = self._event_count, ""
-                try:
+                event_count = self._event_count
+                with suppress(FedprivError):
                     results = read_claims(self._folder)
                     version = hashlib.sha256(f"{event_count}".encode()).hexdigest()[:12]
                     text = render_page(self._folder, results, version, live=True)
-                except FedprivError:
-                    return self._page or b"The run has not begun.", self._version
-                self._page, self._version = text.encode(), version
-                self._rendered_count, self._render_time = event_count, time.monotonic()
-            return self._page or b"The run has not begun.", self._version
+                    self._page, self._version = text.encode(), version
+                    self._rendered_count, self._render_time = event_count, time.monotonic()
+            return self._page or b'<meta http-equiv="refresh" content="2">The run has not begun.', self._version
 
 
 def _make_handler(live_page: LivePage) -> type[BaseHTTPRequestHandler]:
@@ -92,7 +90,7 @@ def _make_handler(live_page: LivePage) -> type[BaseHTTPRequestHandler]:
 
     class PageHandler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            """Answer / with the page and /version with its version, only under names of this machine."""
+            """Answer / with the page and /version with its version, only for the hosts 127.0.0.1 and localhost."""
             names = [f"{host}:{self.connection.getsockname()[1]}" for host in ("127.0.0.1", "localhost")]
             # Against DNS rebinding: a foreign page whose host name resolves to this address.
             if self.headers.get("Host") not in names:
@@ -165,8 +163,8 @@ def run_scenario(path: Path, options: RunOptions, display_options: DisplayOption
     """Run a scenario's missing cells, write the table of results, and show the results.
 
     With --quiet stdout has the folder of the results alone, and with --json the run's events as lines of JSON.
-    With --watch the report page is also written into the folder.  An interrupt or SIGTERM during the run ends the
-    process with exit code 130, and finished cells stay stored.
+    With --watch the report page is also written into the folder, after the last cell.  An interrupt or SIGTERM
+    during the run ends the process with exit code 130, and finished cells stay stored.
 
     Args:
         path: Scenario file, or name of a shipped scenario.
@@ -224,7 +222,7 @@ def run_scenario(path: Path, options: RunOptions, display_options: DisplayOption
 
 @contextmanager
 def _serve_live_page(observers: list[RunObserver]) -> Iterator[None]:
-    """Serve the run's page, and print its address."""
+    """Serve the run's page, which joins the observers, and print its address."""
     live_page = LivePage()
     observers.append(live_page)
     with serve_page(live_page) as address:

@@ -11,11 +11,15 @@ import typer
 from typer.core import TyperGroup
 
 from fedpriv.cli.options import MetricsAddress, PolicyPath
+from fedpriv.core.errors import refuse
 from fedpriv.core.limits import report_low_memory
 
 
 class _DefaultRunGroup(TyperGroup):
-    """Group of commands in which `fedpriv silo POLICY` means `fedpriv silo run POLICY`."""
+    """Group of commands in which `fedpriv silo POLICY` means `fedpriv silo run POLICY`.
+
+    A policy file with the name of a command needs the long form.
+    """
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if args and args[0] not in self.commands and not args[0].startswith("-"):
@@ -60,6 +64,7 @@ def init(
         write_template(policy)
         typer.echo(f"wrote {policy}: set the keys marked with # choose, then begin its ledger")
         return
+    refuse({"--spent-slack, --said-by: give --spent, too": spent_mu is None and bool(spent_slack or said_by)})
     with report_low_memory(policy):
         from fedpriv.silo.guards import begin_ledgers
         from fedpriv.silo.policy import read_policy
@@ -112,9 +117,7 @@ def status(
     with report_low_memory(policy):
         from fedpriv.silo.guards import format_price_check, format_status
 
-        lines = [*format_status(policy), *(format_price_check(policy) if check else ())]
-    for line in lines:
-        typer.echo(line)
+        typer.echo("\n".join([*format_status(policy), *(format_price_check(policy) if check else ())]))
 
 
 @app.command()
@@ -124,7 +127,7 @@ def end(
         str, typer.Argument(metavar="RUN", help="Name of the run, as `fedpriv silo status` shows it.")
     ],
 ) -> None:
-    """End a run that will not be resumed. Its key and sums are wiped, and its price stays spent.
+    """End a run that will not be resumed. Its key and state are wiped, and its price stays spent.
 
     Example: fedpriv silo end silo-0.toml 5f0c2d
     """

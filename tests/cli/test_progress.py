@@ -12,6 +12,7 @@ from rich.console import Console
 
 from fedpriv.claims.outcome import CellOutcome, ObserverGroup, RunObserver
 from fedpriv.cli.progress import CurrentCell, JsonLines, Progress, draw_sparkline
+from fedpriv.cli.run import LivePage
 from fedpriv.scenario.load import Scenario, parse_scenario
 from fedpriv.study.sweep import RunOptions
 from tests.conftest import small_tree
@@ -114,6 +115,13 @@ def test_json_progress_of_a_stopped_run_ends_with_the_command_that_resumes_it() 
     display.stopped("fedpriv run 'my file.toml'")
     resume = "fedpriv run 'my file.toml' --resume --out runs/small"
     assert events(stream)[-1] == {"event": "stopped", "left": 1, "resume": resume}
+
+
+def test_a_live_page_that_is_opened_before_the_run_reloads_itself() -> None:
+    """Was: the sentence stayed, since only the report's page asks for its version."""
+    page, version = LivePage().page()
+    assert b'<meta http-equiv="refresh"' in page
+    assert (b"The run has not begun." in page, version) == (True, "")
 
 
 def test_observers_receive_the_scenario_index_of_a_cell_and_not_the_engine_index() -> None:

@@ -482,6 +482,8 @@ def test_privacy_spent_elsewhere_is_charged_and_attributed_in_the_ledger(tmp_pat
     ("options", "line"),
     [
         (["--spent", "1"], "give --said-by"),
+        (["--spent-slack", "1e-6"], "give --spent, too"),
+        (["--said-by", "me"], "give --spent, too"),
         (["--spent", "1", "--said-by", " "], "give --said-by"),
         (["--spent", "1", "--said-by", "J. M\udcfcller"], "in one line of text"),
         (["--spent", "nan", "--said-by", "me"], "expected a mu above 0"),
