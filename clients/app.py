@@ -18,7 +18,7 @@ Only a request for health is a header alone.  A reply is one frame, or two if by
 | the same with t = 0, without a query | {"dtype": "uint8"}, then the silo's public key |
 | {"shapes_of": cell} | {"shapes": shapes of the arrays of a query} |
 | {"agree": true, run, cell, protocol, fedpriv} | {"agree": true} if the run would not be refused |
-| {"health": true} | {"healthy": whether the guard is at work or ready for it} |
+| {"health": true} | {"healthy": whether the guard is at work or ready for it, "why": reason if it is not} |
 
 * A guard that refuses a request replies {"refused": reason, "final": whether the server should give up}.
 * `keys` are the silos' public keys, if messages are masked.
@@ -62,7 +62,7 @@ from fedpriv.protocol.messages import (
 
 Answer = TypeVar("Answer")
 MAX_FRAME_BYTES = 2**31
-"""Largest size of one frame, in bytes."""
+"""Largest size of one frame of a reply, in bytes."""
 
 
 def forward_query(message: Message, context: Context, socket: Path, *, tests: bool = False) -> Message:
@@ -119,6 +119,9 @@ def forward_admission_query(message: Message, context: Context, socket: Path) ->
     """Return a message with the refusal that the guard would give to the run, or an empty message.
 
     The guard opens, charges and releases nothing for the question.
+
+    Raises:
+        InputError: The run configuration names a scenario that cannot be loaded.
     """
     refusal = find_protocol_mismatch(context) or ask_admission(socket, ledger_run_id(context), _cell_json(context))
     return Message(RecordDict() if refusal is None else refusal_content(refusal), reply_to=message)
@@ -127,8 +130,8 @@ def forward_admission_query(message: Message, context: Context, socket: Path) ->
 def find_protocol_mismatch(context: Context) -> Refusal | None:
     """Return a refusal if the coordinator has another protocol, or None if its protocol is this one.
 
-    The coordinator is the server of the run.  The run configuration has the number of its protocol and its version
-    of fedpriv.
+    The coordinator is the server of the run.  The run configuration has its version of fedpriv and the number of
+    its protocol, unless that is older than 2.
     """
     protocol, version = (context.run_config.get(key) for key in ("protocol", "fedpriv"))
     if protocol == PROTOCOL_VERSION:
@@ -169,14 +172,14 @@ def ask_release(
 ) -> NDArray[Any] | Refusal:
     """Return the guard's release of one query, or a refusal if the guard refuses or cannot be reached.
 
-    The arguments are those of `ask_reply`.
+    `ask_reply` describes the arguments.
     """
     answer = ask_reply(socket, run, cell_json, t, query, keys, tests=tests)
     return answer if isinstance(answer, Refusal) else answer.release
 
 
 class GuardReply(NamedTuple):
-    """Release of a guard, and the checkpoint of its ledger after the release, or b"" without one."""
+    """Release of a guard, and the checkpoint at which its ledger stored it, or b"" without one."""
 
     release: NDArray[Any]
     checkpoint: bytes
@@ -220,7 +223,7 @@ def ask_reply(
 def ask_admission(socket: Path, run: str, cell_json: str) -> Refusal | None:
     """Return the refusal that the guard would give to this run, or None if it would admit the run.
 
-    A guard that cannot be reached gives a refusal that is not final.
+    The result is a refusal that is not final if the guard cannot be reached.
     """
     header = {PREVIEW_ADMISSION: True, "run": run, "cell": cell_json}
     header |= {"protocol": PROTOCOL_VERSION, "fedpriv": metadata.version("fedpriv")}
@@ -261,7 +264,7 @@ def _exchange_frames(
             if "refused" in answer:
                 return Refusal(str(answer["refused"]), bool(answer["final"]))
             return read(answer, connection)
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         reason = f"the silo's guard at {socket} does not answer ({error}); is `fedpriv silo` running?"
         return Refusal(reason, is_final=False)
 
@@ -297,7 +300,7 @@ def agreement(message: Message, context: Context) -> Message:
 
 @app.query("key")
 def key(message: Message, context: Context) -> Message:
-    """Return a message with this silo's public key for the masks of this run.
+    """Return a message with this silo's public key for the masks of this run, or with a refusal.
 
     The server relays the keys of all silos to all silos.
     """

@@ -46,7 +46,7 @@ _STATE_RECORD, _STATE_KEY = "fedpriv-silo", "state"
 class SimulatedFederation:
     """Records, plan and noise source of all silos of a simulation.
 
-    The noise is computed from the cell's noise seed, the silo and the round.
+    The keys of the rounds' noise are derived from the cell's noise seed.
     """
 
     cell: Cell
@@ -85,7 +85,7 @@ class SimulatedFederation:
 
 
 class _LiveState(ConfigRecord):
-    """Record of a silo's state as an object, packed into bytes when the record is pickled or copied."""
+    """Record of a silo's state as an object, packed into bytes by `pickle` and `copy`."""
 
     def __init__(self, state: RoundState) -> None:
         super().__init__()
@@ -167,9 +167,9 @@ def evaluate(message: Message, context: Context) -> Message:
 def _make_reply(message: Message, silo: Silo, store: ContextStore) -> Message:
     """Answer one query with this silo, and store its next state.
 
-    The reply has the silo's release, masked if the run masks messages, with the number of records and, if it is
-    counted, that of clipped records.  If the silo refuses the query, the stored state stays as it was.  In an
-    evaluation the query is a model, and t the number of the evaluation.
+    The reply has the silo's release, masked if the run masks messages, and its counts (`RecordCounts`).  If the
+    silo refuses the query, the stored state stays as it was.  In an evaluation the query is a model, and t the
+    number of the evaluation.
     """
     t, query = read_int_field(message.content, "config", "t"), read_shared_tensor(message.content, "query")
     release, state = silo.answer(store.load(silo), t, query)
@@ -200,11 +200,10 @@ def _refuse_unguarded() -> None:
 
 @lru_cache(maxsize=4096)
 def _cached_silo(run_config: RunConfig, number: int, is_evaluation: bool = False) -> Silo:
-    """Build a silo, or return the one that this process has built.
-
-    Reading the records of a silo costs far more than a round.
+    """Build a silo with its records, or return it from the cache, so that not every query reads them.
 
     Raises:
+        InputError: The run configuration names no cell that can be run.
         RunError: The process belongs to a SuperNode, or the scenario has no evaluation by silos.
     """
     _refuse_unguarded()

@@ -119,6 +119,11 @@ def test_loss_functions_with_different_closure_values_have_different_names() -> 
         assert " at 0x" not in _describe_loss(make(1.0)), "a name of another process, too"
 
 
+def test_the_name_of_a_loss_function_does_not_depend_on_the_order_of_a_set() -> None:
+    """Before: a set of texts in its code had another order, and the function another name, in each process."""
+    assert _describe_loss(frozenset([0, 8])) == _describe_loss(frozenset([8, 0])) != _describe_loss(frozenset([8]))
+
+
 def test_an_observer_is_notified_of_every_cell_and_of_the_end_of_a_failed_run(tmp_path: Path) -> None:
     class Listener(fedpriv.RunObserver):
         def __init__(self) -> None:

@@ -12,10 +12,10 @@ from numpy.typing import ArrayLike, NDArray
 from torch import nn
 
 from fedpriv.claims.outcome import MetricsMixin
-from fedpriv.core.errors import InputError
+from fedpriv.core.errors import InputError, refuse
 from fedpriv.core.figures import format_count, format_upper, format_upper_delta
 from fedpriv.data.given import to_record_array
-from fedpriv.loss.imported import TrainedModel, copy_with_parameters, make_trained_model
+from fedpriv.loss.imported import copy_with_parameters, make_trained_model
 from fedpriv.loss.losses import predict_labels
 from fedpriv.plan.task import ModelInputs, load_public_task
 from fedpriv.scenario.load import resolve_cell
@@ -29,12 +29,12 @@ from fedpriv.study.results import read_claims, read_history, read_results
 
 @dataclass(frozen=True)
 class Evaluation(MetricsMixin):
-    """Metrics on the test records after a round."""
+    """Metrics of the model after a round, most of them on the test records."""
 
     round: int
     """Number of the round, from 1."""
     metrics: Mapping[str, float]
-    """Metrics by name, such as test_loss and test_accuracy (a share, 0 … 1)."""
+    """Metrics by name, such as test_loss and test_accuracy (a share)."""
 
 
 @dataclass(frozen=True)
@@ -44,8 +44,9 @@ class Privacy:
     `fedpriv.accounting` has the conversions.
 
     Guarantee: `mu`, `zcdp`, and both ε at `delta` hold for neighbouring data sets under `relation` that differ in
-    one `unit`, as long as the noise is secret.  For `noise` = "simulation" they hold for a deployment with the
-    same settings and secret noise.  All four are None if the run adds no noise.
+    one `unit`, under the assumptions that results.json has as "holds", as long as the noise is secret.  For
+    `noise` = "simulation" they hold for a deployment with the same settings and secret noise.  All four are None
+    if the run adds no noise.
     """
 
     trust: str
@@ -86,24 +87,24 @@ class CellResults(MetricsMixin):
     point: Mapping[str, Any]
     """Swept values by dotted key."""
     seed: int
-    """Seed of records and noise."""
+    """Seed of the cell, such as of the order of records and of simulated noise."""
     silos: int
     """Number of silos."""
     rounds: int
     """Number of rounds."""
     metrics: Mapping[str, float]
-    """Metrics of the final model on the test records, by name.
+    """Metrics of the final model by name, most of them on the test records.
 
-    They include "test_loss", for a classification "test_accuracy" (a share), and others of the objective.
+    They have "test_loss" if the model has a test loss, and "test_accuracy" (a share) for most classifications.
     """
     gradient_evaluations: int
     """Number of gradients, or values, of single records over all silos, expected if records are sampled."""
     bytes_sent: int
-    """Bytes that one silo sends in all rounds, without headers."""
+    """Bytes of one silo's messages in all rounds and a first step, without headers, if it misses none."""
     fraction_clipped: float | None
-    """Share of clipped increments, or None if silos do not report it."""
+    """Share of clipped increments, or None if they are not counted."""
     wall_seconds: float
-    """Share of this cell in the run time, in seconds."""
+    """Share of this cell in the run time of its group, plus the time of its first step, in seconds."""
     privacy: Privacy
     """Guarantee of the run, computed from its releases."""
     history: tuple[Evaluation, ...]
@@ -126,10 +127,8 @@ class CellResults(MetricsMixin):
     @property
     def _privacy_text(self) -> str:
         epsilon, delta = self.privacy.epsilon, self.privacy.delta
-        if epsilon is None:
-            return "no noise"
         delta_text = f" (all in delta={format_upper_delta(delta)})" if epsilon == 0.0 else ""
-        return f"epsilon={format_upper(epsilon)}{delta_text}"
+        return "no noise" if epsilon is None else f"epsilon={format_upper(epsilon)}{delta_text}"
 
     def model(self) -> NDArray[np.floating[Any]]:
         """Load the published model as a flat vector, (d,).
@@ -150,18 +149,22 @@ class CellResults(MetricsMixin):
         regression is a Linear layer on the features that the scenario names; `predict` computes these features.
 
         Raises:
-            InputError: The model cannot be read, or `fedpriv.load` read the results of a program's own module,
-                which this process did not give to `fedpriv.run`.
+            InputError: The model cannot be read or is no torch module, its data cannot be loaded, or
+                `fedpriv.load` read the results of a program's own module, which this process did not give to
+                `fedpriv.run`.
         """
-        module = self.module
         return (
-            self._load_trained().module
-            if module is None
-            else copy_with_parameters(module, torch.from_numpy(self.model()))
+            make_trained_model(load_public_task(self._resolve_cell()).objective, self.model()).module
+            if self.module is None
+            else copy_with_parameters(self.module, torch.from_numpy(self.model()))
         )
 
     def state_dict(self) -> dict[str, torch.Tensor]:
-        """Load the published parameters by name, with any buffers, as torch saves them."""
+        """Load the published parameters by name, with any buffers, as torch saves them.
+
+        Raises:
+            InputError: `to_module` raises it.
+        """
         return dict(self.to_module().state_dict())
 
     def predict(self, records: ArrayLike) -> NDArray[Any]:
@@ -176,20 +179,22 @@ class CellResults(MetricsMixin):
             the caller's own function, the model's outputs, without their last axis if that has length 1.
 
         Raises:
-            InputError: The records do not fit the model, or the model cannot be loaded.
+            InputError: The records do not have as many values as those of the data set, or the model or its data
+                cannot be loaded.
         """
-        features, trained = (
-            ModelInputs.from_cell(self._resolve_cell()).compute_features(to_record_array(records)),
-            self._load_trained(),
-        )
-        labels: NDArray[Any] = predict_labels(trained.loss, trained.outputs(features)).numpy()
-        return labels
+        inputs, task = ModelInputs.from_cell(self._resolve_cell()), load_public_task(self._resolve_cell())
+        # Several labels of a test record lie behind its features.
+        width = task.test.features.shape[1] - (int(np.prod(task.label_shape)) if task.label_shape else 0)
+        try:
+            features = inputs.compute_features(to_record_array(records))
+            refuse({"another number of features": features.shape[1] != width}, ValueError)
+        except (TypeError, ValueError, RuntimeError, IndexError) as error:
+            raise InputError(f"records: expected (n, …) as in the data set ({error})") from None
+        trained = make_trained_model(task.objective, self.model())
+        return np.asarray(predict_labels(trained.loss, trained.outputs(features)))
 
     def _resolve_cell(self) -> Cell:
         return resolve_cell(self.scenario, str(self.model_file.parents[1]))
-
-    def _load_trained(self) -> TrainedModel:
-        return make_trained_model(load_public_task(self._resolve_cell()).objective, self.model())
 
 
 @dataclass(frozen=True, repr=False)
@@ -210,6 +215,9 @@ class RunResults:
         """Sentences on a failure to learn, such as a model no better than a constant, and on unread records.
 
         They are empty if nothing of this kind was found.
+
+        Raises:
+            InputError: The folder has no results that can be read any more.
         """
         return tuple(list_findings(read_results(self.folder)))
 
@@ -262,7 +270,7 @@ class RunResults:
         """Draw the figures of `fedpriv plot`, by name.  A notebook shows each of them inline.
 
         Raises:
-            InputError: The folder has no results or no history, or a damaged audit.
+            InputError: The folder has no results or no history, or damaged ones, or a damaged audit.
         """
         return {
             name: Drawing(name, svg) for name, svg in render_svgs(self.folder, read_claims(self.folder)).items()
@@ -275,7 +283,7 @@ class RunResults:
             style: "markdown", "csv" or "latex".
 
         Raises:
-            InputError: The style is another one, or the folder has no results any more.
+            InputError: The style is another one, or the folder has no results that can be read any more.
         """
         if style not in STYLES:
             raise InputError(f"style = {style!r}: known styles are {', '.join(STYLES)}")
@@ -289,10 +297,11 @@ class RunResults:
         Args:
             kinds: Formats, each of png, svg and pdf.
             with_title: Whether run, settings and seeds stand above each figure.
-            width: Width in inches, such as 3.25 for a column of a paper, or None for one that fits the panels.
+            width: Width in inches, from 2 to 20, or None for one that fits the panels.
 
         Raises:
-            InputError: No cell is finished, the folder cannot be read, or a format or the width is none.
+            InputError: No cell is finished, the folder or its audit cannot be read, or a format or the width is
+                not allowed.
         """
         return plot_run(self.folder, kinds, with_title=with_title, width=width)
 
@@ -303,7 +312,7 @@ class RunResults:
             file: Path of the report, or None for folder/report.html.
 
         Raises:
-            InputError: No cell is finished, or the folder cannot be read.
+            InputError: No cell is finished, or the folder or its audit cannot be read.
         """
         return write_report(self.folder, None if file is None else Path(file))
 

@@ -4,6 +4,7 @@ import copy
 import functools
 import json
 import sys
+import tomllib
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -65,8 +66,9 @@ def insert_own_data(
 
     Records and module are registered in this process under names made of their digests, so that a resumed run
     recognises them.  `federation.samples` becomes the number of training records, unless another scenario than
-    own-data sets samples, batch, batches or clients.  Then add-ons may adapt the scenario, such as to silos that
-    are the sites.  `tree` is not changed.
+    own-data sets samples, batch, batches or clients.  Add-ons may then adapt the scenario, such as to silos that
+    are the sites.  With a DataFrame only the name of the data changes, and without records nothing does.  `tree`
+    is not changed.
 
     Args:
         tree: Scenario as nested dictionaries.
@@ -85,6 +87,14 @@ def insert_own_data(
     """
     # Cases without records in arrays: a DataFrame, or the scenario's own data.
     completed = {key: dict(value) if isinstance(value, Mapping) else value for key, value in tree.items()}
+    refuse(
+        {
+            f"{key} = {completed.get(key)!r}: expected a table of keys": not isinstance(
+                completed.get(key, {}), dict
+            )
+            for key in ("data", "federation")
+        }
+    )
     if is_data_frame(train):
         return _insert_frame(completed, train, test, model)
     if (train is None) != (test is None):
@@ -116,13 +126,20 @@ def insert_own_data(
     # Module, under the digest of its parameters, buffers, structure and loss.
     if model is not None:
         record, real = dataset.train_images.shape[1:], dataset.class_count == 0
-        constants = [to_array(values, "model") for values in (*model.parameters(), *model.buffers())]
-        text = (
-            f"{model!r}{_describe_loss(loss)}{list(trainable_parameters(model))}"
-            f"{[layer.training for layer in model.modules()]}"
+        arrays = [
+            *(to_array(values, "model") for values in (*model.parameters(), *model.buffers())),
+            np.array([*record, dataset.class_count]),
+        ]
+        model_name = (
+            OF_MODULE
+            + (
+                _digest_arrays(
+                    *arrays,
+                    text=f"{model!r}{_describe_loss(loss)}{list(trainable_parameters(model))}"
+                    f"{[layer.training for layer in model.modules()]}",
+                ).hex()[:16]
+            )
         )
-        shape = np.array([*record, dataset.class_count])
-        model_name = f"{OF_MODULE}{_digest_arrays(*constants, shape, text=text).hex()[:16]}"
         add_module_instance(model_name, model, record, regression=real, choice=make_loss_choice(loss, real=real))
         completed["model"] = {"name": model_name}
     for complete in load_add_on_parts("own data").values():
@@ -165,8 +182,8 @@ def _describe_loss(loss: Any) -> str:
     """Describe a loss, or a part of one, as text for the digest that names a module.
 
     A function is described by its code, its defaults and the values that it closes over, an array by its digest,
-    and a module by its text and its arrays.  A partial function, a mapping, a list or a tuple is described part by
-    part, and anything else by `str`.
+    and a module by its text and its arrays.  A partial function, a mapping, a list, a tuple or a frozenset is
+    described part by part, and anything else by `str`.
     """
     match loss:
         case np.ndarray():
@@ -193,8 +210,9 @@ def _describe_loss(loss: Any) -> str:
             parts = [loss.func, loss.args, loss.keywords]
         case Mapping():
             parts = list(loss.items())
-        case list() | tuple():
-            parts = loss
+        case list() | tuple() | frozenset():
+            # A set of texts, such as a constant of code, has another order in another process.
+            parts = sorted(loss, key=_describe_loss) if isinstance(loss, frozenset) else loss
         case _:
             return str(loss)
     return f"({' '.join(map(_describe_loss, parts))})"
@@ -349,19 +367,17 @@ def _merge_settings(settings: Mapping[str, Any], arguments: Mapping[str, Any]) -
 
 
 def format_assignment(key: str, value: Any, source: str = "set") -> str:
-    """Format KEY=VALUE for `--set`: JSON of numbers, texts, truth values and lists is TOML.
+    """Format KEY=VALUE for `--set`, with a number, a text, a truth value or a list as JSON that is also TOML.
 
     Numbers may be those of NumPy and torch.  Errors name `source`, the argument or file that has the key.
 
     Raises:
-        InputError: The value is none of these, or a number that is not finite.
+        InputError: The value is none of these, a number is not finite, or an item of a list is no value of TOML.
     """
     try:
-        if value is None or isinstance(value, Mapping):
-            raise TypeError("nothing and a table of keys are no single value")
-        return (
-            f"{key}={json.dumps(value, ensure_ascii=False, allow_nan=False, default=lambda number: number.item())}"
-        )
+        text = json.dumps(value, ensure_ascii=False, allow_nan=False, default=lambda number: number.item())
+        refuse({"a table of keys": isinstance(tomllib.loads(f"value = {text}")["value"], dict)}, TypeError)
+        return f"{key}={text}"
     except (AttributeError, RuntimeError, TypeError, ValueError):
         raise InputError(
             f"{source}: {key} = {value!r}: expected a finite number, a text, true or false, or a list"

@@ -29,7 +29,9 @@ _PATH_REMEDY = "; give another path, which this user may write and read"
 def main() -> None:
     """Run the `fedpriv` script, and end the process with a message and an exit code on a known error.
 
-    Exit codes:
+    An interrupt within a command may end the process without a message.
+
+    Exit codes of errors:
 
     * 2: bad input, a path that cannot be used, a number that is too large, an import that Flower (`flwr`) lacks,
       or a module of Unix that this system lacks.
@@ -81,20 +83,23 @@ _OPTION_KEYS = {
     "--trust": "algorithm.trust",
     "--data": "data.name",
     "--model": "model.name",
-    "--seed": "seeds",
+    "--seed": "seeds=[VALUE]",
     "--seeds": "seeds",
     "--device": "run.device",
     "--gpu": "run.device=cuda",
     "--cuda": "run.device=cuda",
 }
-"""Keys of a scenario, or whole assignments, by options that `fedpriv run` does not have."""
+"""Keys of a scenario, or whole assignments, by options that `fedpriv run` does not have.
+
+The user's value takes the place of "VALUE" in an assignment.
+"""
 
 
 def _refuse_key_options(arguments: Sequence[str]) -> None:
-    """Refuse an option of `fedpriv run` that stands for a key of a scenario, such as --epsilon.
+    """Refuse an option that `fedpriv run` lacks and that stands for a key of a scenario, such as --epsilon.
 
     The message names the option --set that is meant, with the user's value if there is one: the text behind "=",
-    or the next word if it does not begin with "-".  For --gpu and --cuda it names the whole assignment.
+    or else the next word if it does not begin with "-".  For --gpu and --cuda it names the whole assignment.
 
     Args:
         arguments: Words of the command line behind `fedpriv`.
@@ -108,7 +113,7 @@ def _refuse_key_options(arguments: Sequence[str]) -> None:
             next_value = next(
                 (word for word in arguments[index + 1 : index + 2] if not word.startswith("-")), "VALUE"
             )
-            assignment = key if "=" in key else f"{key}={value or next_value}"
+            assignment = (key if "=" in key else f"{key}=VALUE").replace("VALUE", value or next_value)
             raise InputError(
                 f"{option}: no option of `fedpriv run`, which sets keys of the scenario: --set {assignment}"
             )

@@ -123,7 +123,10 @@ def run(
     overrides: SweepOverrides = None,
     out: Annotated[
         Path | None,
-        typer.Option(help="Folder of the results; the first free one of runs/NAME, runs/NAME-2, … by default."),
+        typer.Option(
+            help="Folder of the results; by default the first free one of runs/NAME, runs/NAME-2, …, or with "
+            "--resume the last used one."
+        ),
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Resume a run that was stopped, or add seeds.")] = False,
     display: DisplayOptions,
@@ -147,7 +150,10 @@ def run(
     ] = None,
     dry_run: Annotated[
         bool,
-        typer.Option("--dry-run", help="Run nothing, but check everything and print the memory that a run needs."),
+        typer.Option(
+            "--dry-run",
+            help="Run no cell, but check scenario, data and memory, and print the memory that a run needs.",
+        ),
     ] = False,
 ) -> None:
     """Run the unfinished cells of a scenario, write results as cells finish, and table.md at the end.
@@ -198,12 +204,12 @@ def run(
 def list_(
     what: Annotated[
         str | None,
-        typer.Argument(metavar="WHAT", help="One of scenarios, algorithms, mechanisms, data and models, or all."),
+        typer.Argument(metavar="WHAT", help="scenarios, algorithms, mechanisms, data or models; by default all."),
     ] = None,
     imports: Imports = None,
     as_json: Json = False,
 ) -> None:
-    """List shipped scenarios, and the algorithms, mechanisms, data and models that they can name.
+    """List shipped scenarios, algorithms, mechanisms, data and models, each with a description.
 
     Example: fedpriv list algorithms
     """
@@ -263,7 +269,7 @@ def plot(
     run_dir: RunDir,
     kinds: Annotated[
         list[str] | None,
-        typer.Option("--format", metavar="KIND", help="png, svg or pdf. Repeatable; png and svg."),
+        typer.Option("--format", metavar="KIND", help="png, svg or pdf. Repeatable; png and svg by default."),
     ] = None,
     title: Annotated[bool, typer.Option(help="Write run, settings and seeds above each figure.")] = True,
     width: Annotated[float | None, typer.Option(metavar="INCHES", help="Such as 3.25, a paper's column.")] = None,

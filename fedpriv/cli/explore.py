@@ -60,7 +60,7 @@ def print_rich(caption: str, columns: Sequence[Column], rows: Sequence[Sequence[
     """Print a table at most as wide as the terminal, or a block for each row if the table does not fit.
 
     The table fits if the terminal is wide enough for the full width of each column that may not wrap, 12
-    characters of each other column, and three spaces between columns.
+    characters of each other column, and three spaces between columns.  A character can be two columns wide.
 
     Args:
         caption: Caption above the table, or "" for none.
@@ -69,7 +69,8 @@ def print_rich(caption: str, columns: Sequence[Column], rows: Sequence[Sequence[
     """
     console, rows = _make_console(), [list(map(_printable_line, row)) for row in rows]
     widths = [
-        max(len(text) for text in (heading.name, *(row[n] for row in rows))) for n, heading in enumerate(columns)
+        max(Text(text).cell_len for text in (_printable_line(heading.name), *(row[n] for row in rows)))
+        for n, heading in enumerate(columns)
     ]
     min_width = sum(12 if column.can_wrap else width for column, width in zip(columns, widths, strict=True))
     if min_width + 3 * (len(columns) - 1) > console.width:  # three spaces between columns, or rich drops digits
@@ -116,7 +117,7 @@ def print_blocks(caption: str, columns: Sequence[Column], rows: Sequence[Sequenc
 
 
 NamedLines = list[tuple[str, str]]
-"""Pairs of a name that scenarios can use and a description."""
+"""Pairs of a name and its description."""
 
 
 def list_kinds(kind_name: str | None, *, as_json: bool = False) -> None:

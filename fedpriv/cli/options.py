@@ -119,7 +119,8 @@ class TargetOptions:
         """Target as μ of Gaussian DP.
 
         Raises:
-            InputError: None or several of the forms are given.
+            InputError: None or several of the forms are given, ε is given without a δ, or a number is out of its
+                range.
         """
         from fedpriv.accounting.guarantees import target_mu
 
@@ -192,9 +193,9 @@ class FederationOptions(ParticipationOptions):
             "the sum of one round."
         ),
     ] = 1.0
-    clip: Annotated[float, typer.Option(help="Norm to which every record's increment is clipped.")] = 1.0
+    clip: Annotated[float, typer.Option(help="Norm to which every unit's increment is clipped.")] = 1.0
     batch: Annotated[
-        int, typer.Option(min=1, help="Number of records of one silo in one round; releases are of their mean.")
+        int, typer.Option(min=1, help="Number of units of one silo in one round; releases are of their mean.")
     ] = 1
     silos: Annotated[
         int,
@@ -393,8 +394,9 @@ GROUP_SUFFIX = "_together"
 def print_facts(facts: dict[str, Any], as_json: bool) -> None:
     """Print facts as one JSON object, or as a table with explanations below it.
 
-    The explanations say how well an attacker can guess, if μ and the unit of protection are among the facts, and
-    warn of an ε or δ that protects little.  An ε by another formula, or of several units, causes no warning.
+    The explanations say how well an attacker can guess, if a μ above 0 and the unit of protection are among the
+    facts, and warn of an ε or δ that protects little.  An ε by another formula, or of several units, causes no
+    warning.
 
     Args:
         facts: Values by name, with numbers unrounded.
@@ -409,19 +411,20 @@ def print_facts(facts: dict[str, Any], as_json: bool) -> None:
             for name, value in facts.items()
         ]
     )
-    alternative_names = ("epsilon_rdp", "epsilon_paper")
     epsilons = [
         value
         for name, value in facts.items()
         if name.startswith("epsilon")
-        and not (name in alternative_names or name.endswith(GROUP_SUFFIX))
+        and not (name in ("epsilon_rdp", "epsilon_paper") or name.endswith(GROUP_SUFFIX))
         and isinstance(value, float)
     ]
     from fedpriv.claims.claim import describe_guess  # slow to import, and JSON needs none
+    from fedpriv.noise.trust import UNITS
 
     guess = [describe_guess(facts["unit"], [facts["mu"]])] if facts.get("mu") and "unit" in facts else []
-    for line in (*guess, *privacy_caveats(max(epsilons, default=0.0), facts.get("delta", 0.0))):
-        print_text(f"{line}\n")
+    noun = next((unit.noun for unit in UNITS.values() if f"one {unit.noun}" in facts.get("unit", "")), "record")
+    caveats = privacy_caveats(max(epsilons, default=0.0), facts.get("delta", 0.0), unit=noun)
+    print_text("".join(f"{line}\n" for line in (*guess, *caveats)))
 
 
 def _format_fact(name: str, value: Any) -> str:

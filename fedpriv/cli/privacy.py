@@ -95,9 +95,9 @@ def compare(
     (rms) over the rounds, the one in the last round, and the rms in the mean over silos.  The next columns are
     noise in the mean over silos: in running sums (rms), or in the output and (rms) in the queries that an
     --algorithm computes from them, for steps of size 1.  The last line, "least", is a lower bound of this noise,
-    and columns with "/least" are multiples of it.  "ms" is the time of a round of noise, if it is measured.
-    "auto" marks the mechanism that `mechanism = "auto"` takes with --max-vectors.  Memory counts vectors of the
-    model's size.
+    and columns with "/least" are multiples of it.  "ms" is the time, if it is measured, in which noise that was
+    drawn is correlated with that of earlier rounds.  "auto" marks the mechanism that `mechanism = "auto"` takes
+    with --max-vectors.  Memory counts vectors of the model's size.
 
     With secret participation (--sampling) the table has mechanisms that it amplifies, with noise, errors, memory
     and sensitivity.
@@ -113,11 +113,22 @@ def compare(
     from fedpriv.accounting.guarantees import GaussianDP
     from fedpriv.study.setting import measure_seconds_per_round, tabulate_mechanisms
 
-    # Secret participation has a table of its own, of the mechanisms that it amplifies.
     setting, mu = federation.make_setting(rounds), target.in_mu
+    refuse(
+        {
+            f"--sampling {setting.sampling}: has neither --algorithm nor --plot nor --dimension; leave them out": (
+                setting.has_secret_order and (algorithm is not None or plot is not None or dimension)
+            ),
+            "--set: its keys belong to an algorithm; give --algorithm, too": algorithm is None and settings,
+            "--set clip: noise is compared for the norm of --clip; give it there": any(
+                text.partition("=")[0].strip() == "clip" for text in settings or []
+            ),
+            f"--decay {setting.decay}: an algorithm has a decay of its own; leave --decay out, and give the "
+            "algorithm's keys by --set": algorithm is not None and setting.decay != 1.0,
+        }
+    )
+    # Secret participation has a table of its own, of the mechanisms that it amplifies.
     if setting.has_secret_order:
-        if algorithm is not None or plot is not None:
-            raise InputError(f"--sampling {setting.sampling}: has neither --algorithm nor --plot; leave them out")
         _print_amplified(
             setting,
             federation.unit,
@@ -128,13 +139,6 @@ def compare(
         )
         return
     claim = federation.make_claim(GaussianDP(mu)).conversions(target.reporting_delta)
-    if algorithm is None and settings:
-        raise InputError("--set: its keys belong to an algorithm; give --algorithm, too")
-    if algorithm is not None and setting.decay != 1.0:
-        raise InputError(
-            f"--decay {setting.decay}: an algorithm has a decay of its own; leave --decay out, and give the "
-            "algorithm's keys by --set"
-        )
     # Table of mechanisms, with measured times and a chart if they are requested.
     response, workload = _find_response(algorithm, settings or [], setting)
     table = tabulate_mechanisms(setting, mu, response, workload, max_vectors)
@@ -248,7 +252,7 @@ def _find_response(
 
 
 def _parse_algorithm_settings(row: "Algorithm", assignments: list[str]) -> "NoiseSettings":
-    """Parse the algorithm's own keys, with 1 for the keys of its scale by default.
+    """Parse the algorithm's own keys, with 1 for the keys of its scale (`SCALE_SETTINGS`) that are not given.
 
     Raises:
         InputError: Noise cannot be fitted to the algorithm, or a key is refused.
@@ -424,8 +428,10 @@ def selection(
 ) -> None:
     """Print the privacy cost of publishing only the best of a random number of runs.
 
-    The target is that of one run: --mu, --zcdp, or --epsilon with --delta. The bounds are Theorems 2 and 6 of
-    Papernot & Steinke 2022. They hold if the number of runs and all other runs stay secret.
+    The target is that of one run, its score included: --mu, --zcdp, or --epsilon with --delta. Every bound is the
+    smaller of two, one of them by Theorem 2 or 6 of Papernot & Steinke 2022. The bounds hold if the number of runs
+    does not depend on the data, the settings of every run are drawn from one public distribution, and the number
+    of runs and all other runs stay secret.
 
     Examples:
 

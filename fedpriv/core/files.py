@@ -29,9 +29,9 @@ def write_json(path: Path, value: Any, mode: int = _READABLE_MODE) -> None:
     """Write plain data as JSON.
 
     Raises:
-        ValueError: A number is not finite, or a text has a surrogate, which UTF-8 lacks.
+        ValueError: A number is not finite.
     """
-    write_bytes(path, f"{json.dumps(value, indent=1, allow_nan=False, ensure_ascii=False)}\n".encode(), mode)
+    write_text(path, f"{json.dumps(value, indent=1, allow_nan=False, ensure_ascii=False)}\n", mode)
 
 
 def write_vector(path: Path, vector: NDArray[Any], mode: int = _READABLE_MODE) -> None:
@@ -39,9 +39,9 @@ def write_vector(path: Path, vector: NDArray[Any], mode: int = _READABLE_MODE) -
     _replace_file(path, lambda file: np.save(file, vector, allow_pickle=False), mode)
 
 
-def write_text(path: Path, text: str) -> None:
-    """Write a text in UTF-8."""
-    write_bytes(path, text.encode())
+def write_text(path: Path, text: str, mode: int = _READABLE_MODE) -> None:
+    r"""Write a text in UTF-8, and surrogates, as in a file's name that is not UTF-8, as escapes (\udce9)."""
+    write_bytes(path, text.encode(errors="backslashreplace"), mode)
 
 
 def write_bytes(path: Path, content: bytes, mode: int = _READABLE_MODE, *, durable: bool = True) -> None:

@@ -384,7 +384,8 @@ def _calibrate(
     n, epsilon, delta = problem.records, problem.epsilon, problem.delta
     assert epsilon is not None  # `_check_epsilon` has refused None
     log = math.log2(max(rounds, 1.0))
-    sensitivity = moved_by(problem.relation, 1.0 / batch, clip * math.sqrt(math.floor(log) + 1))
+    # A power of two may be rounded to less.
+    sensitivity = moved_by(problem.relation, 1.0 / batch, clip * math.sqrt(math.floor(log + 1e-12) + 1))
     printed_sigma = printed[1] * clip / batch * math.sqrt(log * math.log(2.5 / delta)) / epsilon
     return AcceleratedParameters(
         problem,

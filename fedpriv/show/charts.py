@@ -77,7 +77,7 @@ class Series:
     line: bool = True
     """Whether a line joins the marks."""
     dots: bool = True
-    """Whether the marks themselves are drawn."""
+    """Whether markers are drawn, on a long line at some of its marks only."""
     hollow: bool = False
     """Whether the marks are outlines."""
     published: Sequence[Mark] = ()
@@ -105,11 +105,11 @@ class Chart:
     note: str = ""
     """Sentences below the chart, or "" for none."""
     log_x: bool = False
-    """Whether the x axis is logarithmic, if any x is above 0."""
+    """Whether the x axis is logarithmic, if it has any number above 0."""
     log_y: bool = False
-    """Whether the y axis is logarithmic, if any y is above 0."""
+    """Whether the y axis is logarithmic, if it has any number above 0, and no rows."""
     ticks: Sequence[float] = ()
-    """Values with a tick on the x axis, or empty for round numbers."""
+    """Values for ticks on the x axis, or empty for those of `Scale.ticks`."""
     rows: Sequence[str] = ()
     """Row names on the y axis, numbered 0, 1, … from the top, or empty for numbers on this axis."""
     shown_x: Sequence[float] = ()
@@ -199,8 +199,9 @@ def _make_metric_chart(
     """Make a chart with one series for each point of `axes`, grouped in panels.
 
     `make_layout` says which swept keys name a panel.  The other keys name a series and decide its look.
-    Beyond 12 panels, and beyond `MAX_SERIES` series in a panel, points are left out and counted in the note.  The
-    y axis is logarithmic if the values are positive and differ widely, unless the metric is a percentage.
+    Beyond 12 panels, and beyond `MAX_SERIES` series in a panel, points are left out, and the note counts their
+    sweep points.  The y axis is logarithmic if the values are positive and differ widely, unless the metric is a
+    percentage.
 
     Args:
         results: Results of the run.
@@ -222,12 +223,16 @@ def _make_metric_chart(
             continue
         name = describe_keys(results, point, (*layout.kinds, *layout.levels)) or "this run"
         series_by_panel.setdefault(title, []).append(make_series(point, name, layout.choose_look(point)))
-    panels = [Panel(title, panel_series) for title, panel_series in series_by_panel.items()]
-    caption = f"{metric.title[0].upper()}{metric.title[1:]}{caption_suffix}"
-    note = f"The table has {format_count(len(omitted_points), 'more setting')}." if omitted_points else ""
+    caption, panels = (
+        f"{metric.title[0].upper()}{metric.title[1:]}{caption_suffix}",
+        [Panel(title, panel_series) for title, panel_series in series_by_panel.items()],
+    )
+    # A point of `axes` stands for several settings if it lacks the swept keys of privacy.
+    omitted_count = len(omitted_points) * len(sweep_points(results)) // len(axis_points(axes))
     logarithmic = metric.factor == 1.0 and is_wide(
         [mark.y for panel_series in panels for drawn_series in panel_series.series for mark in drawn_series.marks]
     )
+    note = f"The table has {format_count(omitted_count, 'more setting')}." if omitted_count else ""
     return Chart(key, caption, "", metric.title, panels, note, log_y=logarithmic)
 
 
@@ -348,8 +353,8 @@ def _clipping_chart(results: Results) -> Chart | None:
 
     The chart helps to choose the clip norm.  A mark is the mean over seeds, with the sample standard deviation as
     spread, 0 for one seed.  Settings that differ only in trust, for example, can share a row as series.  Rows
-    beyond `MAX_SERIES` are left out.  The result is None if there is one setting only, no increment or every
-    increment was clipped, or no cell has a count.
+    beyond `MAX_SERIES` are left out.  The result is None if there is one setting only, if no cell has a fraction
+    above 0, or if every cell has the fraction 1.
     """
     shares = {cell["fraction_clipped"] for cell in results.cells}
     if not any(shares) or shares == {1} or len(sweep_points(results)) == 1:
@@ -431,18 +436,19 @@ def make_noise_charts(cells: Sequence[Mapping[str, Any]]) -> list[Chart]:
 def _find_used_mechanism(cell: Mapping[str, Any]) -> _UsedMechanism | None:
     """Find the mechanism that a cell used, with its accounting setting, or None if charts cannot show it.
 
-    Charts show mechanisms that a scenario can select, for running sums in a single pass or in whole epochs of a
-    fixed order.  If sums restart from 0 after a period, the setting has the rounds of one period.
+    Charts are for mechanisms that a scenario can select, or subclasses, and for units with records in one silo.
+    Running sums are released in a single pass, in which they may restart from 0, or in whole epochs of a fixed
+    order.  If sums restart after a period, the setting has the rounds of one period.
     """
     stream = stream_from_data(cell["releases"][0])
-    # With decay 0 there are no running sums.
-    if not isinstance(stream.mechanism, SELECTABLE_MECHANISMS) or stream.decay == 0.0:
+    # With decay 0 there are no running sums, and a setting has no units with records in several silos.
+    if not isinstance(stream.mechanism, SELECTABLE_MECHANISMS) or stream.decay == 0.0 or stream.unit.max_silos > 1:
         return None
-    single_pass = stream.period is not None or stream.schedule.single_pass
+    single_pass = stream.schedule.single_pass
     rounds = stream.period or stream.schedule.rounds
     is_fixed = type(stream.schedule) is FixedOrder and rounds % stream.schedule.rounds_per_epoch == 0
-    if not single_pass and not is_fixed:
-        return None  # the setting holds whole epochs in a fixed order only
+    if not single_pass and (not is_fixed or stream.period is not None):
+        return None  # several epochs of a setting are whole, in a fixed order, of sums that never restart
     setting = AccountingSetting(
         rounds=rounds,
         decay=stream.decay,
@@ -457,20 +463,24 @@ def _find_used_mechanism(cell: Mapping[str, Any]) -> _UsedMechanism | None:
 def _noise_by_rounds_chart(question: _UsedMechanism, note: str) -> Chart:
     """Chart the root mean square over rounds of the noise in a release, against the number of rounds.
 
-    Noise is the standard deviation of a coordinate, in units of the clip norm over the batch size.  Each mechanism
-    has a series.  For each number of rounds it is calibrated anew at the run's μ.
+    Noise is the standard deviation of a coordinate, in units of the clip norm over the batch size.  A release is
+    that of a silo, or the mean over silos if the server adds the noise or messages are masked.  Each mechanism has
+    a series.  For each number of rounds it is calibrated anew at the run's μ.
 
     Args:
         question: Accounting setting and μ of a run, and the mechanism that it used.
         note: Text below the chart.
     """
     setting = question.setting
+    kind = "error_rms" if setting.trust_setting.private_messages else "error_in_mean"
     lengths = np.unique(np.geomspace(1, setting.rounds // setting.epochs, _HORIZON_COUNT).astype(int))
     horizons = [int(length) * setting.epochs for length in lengths]
-    costs = [replace(setting, rounds=rounds).compare_mechanisms(question.mu) for rounds in horizons]
-    series = []
+    costs, series = (
+        [replace(setting, rounds=rounds).compare_mechanisms(question.mu) for rounds in horizons],
+        list[Series](),
+    )
     for number, name in enumerate(setting.compare_mechanisms(question.mu)):
-        errors = [(t, cost[name].error_rms) for t, cost in zip(horizons, costs, strict=True) if name in cost]
+        errors = [(t, getattr(cost[name], kind)) for t, cost in zip(horizons, costs, strict=True) if name in cost]
         marks = [Mark(t, error, f"{t} rounds: {error:.4g}") for t, error in errors]
         series.append(Series(_mechanism_label(name, question), nth_look(number), marks))
     return Chart(
@@ -526,10 +536,10 @@ def _mechanism_label(name: str, question: _UsedMechanism) -> str:
 
 
 def make_comparison_chart(table: MechanismTable, title: str) -> Chart:
-    """Chart the noise of mechanisms at one guarantee, the smallest ratio to the lower bound on top.
+    """Chart the noise of mechanisms at one guarantee, over a lower bound for all mechanisms.
 
-    Each mechanism has a row.  Its marks are ratios of noise to a lower bound for all mechanisms: of the noise in
-    an algorithm's output and in its queries, or of the noise in running sums if the table has no output.
+    Each mechanism has a row.  Its marks are the ratios for an algorithm's output and for its queries, or the ratio
+    for running sums if the table has no output.  Rows are sorted by the first of these, the smallest on top.
 
     Args:
         table: Noise of each mechanism, its ratios to the lower bound, and its memory in vectors.
@@ -540,7 +550,7 @@ def make_comparison_chart(table: MechanismTable, title: str) -> Chart:
     queries = "in queries, root mean square" if has_output else "in running sums, root mean square"
     ratios = {"in the output": [line.ratio.output or 0.0 for line in lines]} if has_output else {}
     ratios[queries] = [line.ratio.queries for line in lines]
-    bound = Series("the least that any mechanism leaves", shade(5), [Mark(1.0, -0.5), Mark(1.0, len(lines) - 0.5)])
+    bound = Series("lower bound for all mechanisms", shade(5), [Mark(1.0, -0.5), Mark(1.0, len(lines) - 0.5)])
     series = [
         Series(name, nth_look(number), [Mark(value, row) for row, value in enumerate(values)], line=False)
         for number, (name, values) in enumerate(ratios.items())
@@ -548,7 +558,7 @@ def make_comparison_chart(table: MechanismTable, title: str) -> Chart:
     return Chart(
         "comparison",
         f"{title}: noise at the same guarantee",
-        "noise over the least that any mechanism leaves",
+        "noise over the lower bound for all mechanisms",
         "",
         [Panel("", [*series, replace(bound, dots=False)])],
         log_x=True,
@@ -577,7 +587,7 @@ def _tradeoff_chart(results: Results, audit: StoredAudit | None) -> Chart | None
     diagonal = [Mark(a, 1 - a, f"{a:.3g}, {1 - a:.3g}") for a in (0.0, 1.0)]
     series = [Series("blind guessing", replace(shade(5), dash=1), diagonal, dots=False)]
     for number, mu in enumerate(drawn_mus):
-        curve = [Mark(a, b, f"false alarms {a:.3g}, missed {b:.3g}") for a, b in _tradeoff_points(mu)]
+        curve = [Mark(a, b, f"false alarms {a:.3g}, missed {format_lower(b, 3)}") for a, b in _tradeoff_points(mu)]
         series.append(Series(f"μ = {format_upper(mu)}", level_look(number, len(drawn_mus)), curve))
     if audit is not None:
         balanced_error = _NORMAL.cdf(-audit.mu / 2)

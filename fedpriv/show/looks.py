@@ -1,11 +1,11 @@
 """Looks of a chart: axes and ticks, colours, dashes and markers of series, and panels for many series.
 
-Lines of a panel differ in more than their hue, so that they can be told apart on a grey print and by a
-colour-blind reader.  Hues are close to those of Okabe & Ito.  An axis of a sweep is a swept key of the scenario
-with its values, such as algorithm.name.  A sweep point has one value for each axis.
+Lines of a panel differ in dashes or marker, and not in colour alone, so that they can be told apart on a grey
+print and by a colour-blind reader.  Hues are close to those of Okabe & Ito.  An axis of a sweep is a swept key of
+the scenario with its values, such as algorithm.name.  A sweep point has one value for each axis.
 
-A chart shows some axes as kinds of lines, which differ in hue and dashes, others as levels, which differ in shade
-and marker, and the rest as panels.
+A chart shows some axes as kinds of lines, others as levels, and the rest as panels.  As far as looks suffice,
+kinds differ in hue and dashes, and levels in shade and marker.
 """
 
 import math
@@ -17,7 +17,7 @@ from fedpriv.show.summary import axis_points, format_point
 from fedpriv.study.results import Results
 
 MAX_SERIES = 28
-"""Largest number of series in a panel.
+"""Largest number of series in a panel of a metric's chart, and of rows in the chart of clipping.
 
 From the 31st on, a look has the hue and the dashes of an earlier one.
 """
@@ -126,9 +126,9 @@ def make_layout(axes: Mapping[str, list[Any]]) -> Layout:
 
     Kinds are trust settings and algorithms together, or algorithms alone if both have more than five combinations,
     the number of dashes.  A sweep of neither has one axis as kinds: the first with a value that is neither a
-    number nor a boolean, or else the one with the fewest values, unless it is the only axis.  The other axes are
-    levels.  While there are more than 12 lines, an axis of the levels becomes panels, twice at most: the number of
-    rounds first, then the one with most values.
+    number nor a boolean, or else, of several axes, the one with the fewest values.  The other axes are levels.
+    While there are more than 12 lines, an axis of the levels becomes panels, twice at most: the number of rounds
+    first, then the one with most values.
 
     Args:
         axes: Values of each key of the sweep, of which only keys with several values matter.
@@ -188,7 +188,10 @@ class Scale:
         return self.start + min(1.0, max(0.0, share)) * (self.end - self.start)
 
     def ticks(self, max_count: int) -> list[float]:
-        """Return round numbers on the axis, at most about `max_count`."""
+        """Return numbers on the axis, at most about `max_count`.
+
+        They are round, except for the ends of a logarithmic axis with fewer than two round numbers.
+        """
         return (
             _logarithmic_ticks(self.low, self.high, max_count)
             if self.logarithmic
@@ -203,6 +206,7 @@ def make_scale(values: Sequence[float], start: float, end: float, *, logarithmic
     """Make the axis of the finite ones of some values, with a margin at each end.
 
     A logarithmic axis shows the values above 0.  Without any value to show, the axis is linear around 0 to 1.
+    Absolute values above 1e150 count as 1e150, and on a logarithmic axis values below 1e-150 as 1e-150.
 
     Args:
         values: Values to show, which may include infinities and NaN.
@@ -210,7 +214,12 @@ def make_scale(values: Sequence[float], start: float, end: float, *, logarithmic
         end: Position of the upper end in the drawing.
         logarithmic: Whether a logarithmic axis is asked for.
     """
-    finite = [value for value in values if math.isfinite(value) and (value > 0.0 or not logarithmic)]
+    # Limits keep differences and ratios of two ends in the range of floating point.
+    finite = [
+        min(max(value, 1e-150 if logarithmic else -1e150), 1e150)
+        for value in values
+        if math.isfinite(value) and (value > 0.0 or not logarithmic)
+    ]
     low, high = min(finite, default=0.0), max(finite, default=1.0)
     if logarithmic and low > 0.0:
         margin = max((high / low) ** 0.05, 1.05)
@@ -261,4 +270,4 @@ def format_tick(value: float) -> str:
     if value and not 1e-3 <= abs(value) < 1e5:
         mantissa, exponent = f"{value:.5e}".split("e")
         return f"{float(mantissa):g}e{int(exponent)}"
-    return f"{value:.0f}" if abs(value) >= 1e4 else f"{value:.4g}"
+    return f"{value:.0f}" if abs(value) >= 9999.5 else f"{value:.4g}"

@@ -89,7 +89,7 @@ def _colour_style(look: Look) -> str:
 def order_charts(charts: Sequence[Chart]) -> list[tuple[Chart, bool]]:
     """Return charts in the order of the page, each with a flag whether it fills a row.
 
-    A row of the page has two charts, or one that fills it.  Charts of several panels fill a row and come first.
+    A row of a wide page has two charts, or one that fills it.  Charts of several panels fill a row and come first.
     If an odd number of charts is left, the one with most series fills a row, too.
 
     Args:
@@ -109,7 +109,7 @@ def _draw_panel(chart: Chart, panel: Panel) -> Markup:
 
     Args:
         chart: Chart with the rows, labels and y axis that all panels share.
-        panel: Panel to draw, whose marks decide the range of its x axis.
+        panel: Panel to draw, whose marks, with `Chart.shown_x`, decide the range of its x axis.
     """
     left_margin, height = _LEFT_MARGIN, HEIGHT
     if chart.rows:  # room for names on the left, and for each series in each row
@@ -262,7 +262,7 @@ _MEDIA_TYPES = {
     ".npy": "application/octet-stream",
 }
 _FILE_DESCRIPTIONS = {
-    "results.json": "Every cell of the run: settings, scores, releases, and what they guarantee",
+    "results.json": "Finished cells of the run: settings, scores, releases, and what they guarantee",
     "history.jsonl": "Scores after each evaluated round",
     "cells.jsonl": "Cells that results.json does not have yet",
     "table.md": "What was measured, beside what was published",
@@ -282,7 +282,7 @@ def make_crate(folder: Path) -> dict[str, Any]:
     property for each line on privacy.
 
     Raises:
-        InputError: If the folder has no results, or they cannot be read.
+        InputError: If the folder has no results, or they cannot be read, or their date has another form.
     """
     results = read_claims(folder)
     files = [
@@ -328,9 +328,8 @@ def _privacy_claims(results: Results) -> list[str]:
 
 
 def _make_file_entity(folder: Path, path: Path) -> Entity:
-    name = path.relative_to(folder).as_posix()
     entity = {
-        "@id": name,
+        "@id": (name := path.relative_to(folder).as_posix()),
         "@type": "File",
         "name": name,
         "contentSize": str(path.stat().st_size),
@@ -357,9 +356,14 @@ def _make_run_entity(results: Results, files: list[Entity]) -> Entity:
 
 
 def _make_software_entities(results: Results) -> list[Entity]:
-    """Describe fedpriv and the packages that it required, in the versions of the run's latest invocation."""
+    """Describe fedpriv and the programs that it required, in the versions of the run's latest invocation."""
     fedpriv_entity, *dependencies = [
-        {"@id": f"#{name}", "@type": "SoftwareApplication", "name": name, "version": results.versions[name]}
+        {
+            "@id": f"#{name}",
+            "@type": "SoftwareApplication",
+            "name": name,
+            "version": results.versions.get(name, "unknown"),
+        }
         for name in ("fedpriv", *(name for name in results.versions if name not in ("fedpriv", "platform")))
     ]
     return [
@@ -369,8 +373,18 @@ def _make_software_entities(results: Results) -> list[Entity]:
 
 
 def _iso_date(results: Results) -> str:
-    """Format the start of the run as ISO 8601, to the minute."""
-    return datetime.strptime(results.date, "%Y-%m-%d %H:%M UTC").replace(tzinfo=UTC).isoformat(timespec="minutes")
+    """Format the start of the run as ISO 8601, to the minute.
+
+    Raises:
+        InputError: If the results have no such date.
+    """
+    try:
+        date = datetime.strptime(results.date, "%Y-%m-%d %H:%M UTC").replace(tzinfo=UTC)
+    except ValueError:
+        raise InputError(
+            f"results.json: date = {results.date!r}: expected one like 2026-01-31 12:00 UTC"
+        ) from None
+    return date.isoformat(timespec="minutes")
 
 
 def _make_link(entity: Entity) -> dict[str, str]:
@@ -440,10 +454,9 @@ def write_report(folder: Path, file: Path | None = None) -> Path:
 
     Raises:
         InputError: If the folder has no results that can be read, no finished cell or no history, or a damaged
-            audit.
+            history or audit.
     """
-    results = read_claims(folder)
-    if not results.cells:
+    if not (results := read_claims(folder)).cells:
         raise InputError(f"{folder}: no finished cell to report yet; wait for one, or go on with --resume")
     target = file or folder / "report.html"
     write_text(target, render_page(folder, results))
@@ -463,7 +476,7 @@ def render_page(folder: Path, results: Results, version: str = "", *, live: bool
         live: Whether the page asks its server again and again for results newer than `version`.
 
     Raises:
-        InputError: If there are cells and the folder has no history, or if its audit is damaged.
+        InputError: If there are cells and the history is missing or damaged, or if the audit is damaged.
     """
     # Keywords are the names of page.html.
     statements = make_statements(results)
@@ -508,8 +521,11 @@ def render_page(folder: Path, results: Results, version: str = "", *, live: bool
 
 def _prevent_breaks(text: str) -> str:
     """Replace the spaces in "69.6 %" and "ε = 4", and the hyphen in "1e-05", so that no line breaks there."""
-    text_with_spaces = re.sub(r"(?<=\d) (?=%)| (?==)|(?<==) ", "\N{NO-BREAK SPACE}", text)
-    return re.sub(r"(?<=\de)-(?=\d)", "\N{NON-BREAKING HYPHEN}", text_with_spaces)
+    return re.sub(
+        r"(?<=\de)-(?=\d)",
+        "\N{NON-BREAKING HYPHEN}",
+        re.sub(r"(?<=\d) (?=%)| (?==)|(?<==) ", "\N{NO-BREAK SPACE}", text),
+    )
 
 
 @cache
@@ -548,7 +564,7 @@ def _run_facts(results: Results) -> list[tuple[str, str]]:
 
 
 def _describe_algorithm(name: str) -> str:
-    """Return title and source of an algorithm, or the name of a user's own, even if it is not imported."""
+    """Return title and source of an algorithm, or the name of a user's own that is not imported."""
     return f"{row.title} ({row.source})" if (row := ALGORITHMS.get(name)) else f"{name} (your own)"
 
 

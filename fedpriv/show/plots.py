@@ -61,7 +61,7 @@ def plot_run(
     |---|---|
     | curves, or one for each metric if it has several panels | there are evaluations |
     | privacy | the privacy level (`privacy_key`) differs in its first three digits |
-    | clipped | there are several settings, and increments are clipped, but not all of them |
+    | clipped | there are several settings, and fractions of clipped increments that are not all 0 or all 1 |
     | noise | a cell has a μ, and noise that can be compared (`make_noise_charts`) |
     | tradeoff | there is a μ whose curve can be told from the axes, or an audit |
     | key of an add-on's chart | the add-on has a chart of the run |
@@ -69,12 +69,13 @@ def plot_run(
     Args:
         folder: Folder of the run.
         kinds: Formats, each of them png, svg or pdf.
-        with_title: Whether figures have a title.  Without it only differing and missing cells are named.
+        with_title: Whether figures have a title.  Without it they have one only for differing or missing
+                cells.
         width: Width of every figure in inches, from 2 to 20, or None for a width that fits its panels.
 
     Raises:
-        InputError: If the folder holds no run, a run without a finished cell or history, or a damaged history or
-            audit, or if a format or the width is not allowed.
+        InputError: If the folder has no results that can be read, no finished cell or no history, or a damaged
+            history or audit, or if a format or the width is not allowed.
     """
     refuse(
         {
@@ -85,7 +86,7 @@ def plot_run(
             f"--width {width:g}: expected inches, from 2 to 20, such as 3.25 for a column of a paper": (
                 not 2.0 <= width <= 20.0
             )
-            for width in (width or 2.0,)
+            for width in (2.0 if width is None else width,)
         }
     )
     results = read_claims(folder)
@@ -150,7 +151,7 @@ def draw_charts(
 
 
 def check_plot_path(path: Path) -> None:
-    """Check that a figure can be written to a path.
+    """Check the suffix and the folder of a path for a figure.
 
     Raises:
         InputError: If the suffix is unknown, or the folder does not exist.
@@ -190,7 +191,7 @@ def save_figure(figure: "Figure", path: Path, name: str) -> None:
 
 
 def plot_title(results: Results) -> str:
-    """Make the title: run, settings with one value and trust, then seeds and differing or missing cells."""
+    """Make the title: run, swept keys with one value, a common trust, seeds, differing or missing cells."""
     fixed = format_point(results, {key: values[0] for key, values in results.axes.items() if len(values) == 1})
     trusts = {cell["trust"] for cell in results.cells}
     trust = find_trust(trusts.pop()).title if len(trusts) == 1 and "algorithm.trust" not in results.axes else ""
@@ -221,7 +222,7 @@ def make_figure(charts: Sequence[Chart], title: str | None = "", width: float | 
     """Draw the panels of charts into one figure, with a title, a legend, and the charts' notes.
 
     Args:
-        charts: Charts, whose panels share the figure.
+        charts: One chart or more, whose panels share the figure.
         title: Title above the panels, which a single chart's caption follows, or None for neither title nor notes.
         width: Width in inches, for a figure without notes and with the legend below, or None for one that fits the
             panels.
@@ -268,8 +269,8 @@ def make_figure(charts: Sequence[Chart], title: str | None = "", width: float | 
 def _fill_axes(axes: "Axes", chart: Chart, panel: Panel) -> None:
     """Draw a panel's series, and set scales, limits, labels and ticks of its axes.
 
-    Ticks on the y axis are the names of the chart's rows, or else round numbers.  Ticks on the x axis are those of
-    the chart, or else round numbers, without those whose labels would overlap.
+    Ticks on the y axis are the names of the chart's rows, or else those of the scale.  Ticks on the x axis are
+    those of the chart, or else of the scale, without those whose labels would overlap.
     """
     for rank, series in enumerate(panel.series):
         _draw_series(axes, chart, series, rank)
@@ -295,7 +296,7 @@ def _fill_axes(axes: "Axes", chart: Chart, panel: Panel) -> None:
 
 
 def _spaced_ticks(ticks: Sequence[float], position: Any) -> list[float]:
-    """Return the ticks whose labels do not overlap, with `position` from 0 to 1 along the axis."""
+    """Return the ticks whose labels do not overlap one before, with `position` from 0 to 1 along the axis."""
     spaced_ticks: list[float] = []
     for tick in ticks:
         if not spaced_ticks or position(tick) - position(spaced_ticks[-1]) > 0.025 * (1 + len(format_tick(tick))):

@@ -16,6 +16,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from pydantic import TypeAdapter
+
 from fedpriv.accounting.gaussian import compose
 from fedpriv.accounting.guarantees import Guarantee
 from fedpriv.claims.claim import (
@@ -167,7 +169,8 @@ def _describe_composition(cells: Sequence[Mapping[str, Any]], relation: str) -> 
     mus = [claim.guarantee.mu for claim in claims if claim and claim.guarantee.mu is not None]
     return (
         f" Every figure is of one run. A record that takes part in all of these {len(mus)} runs has together only "
-        f"the protection of μ = {format_upper(compose(mus))}, and runs elsewhere or without a μ come on top."
+        f"the protection of μ = {format_upper(compose(mus))}, and runs elsewhere, with other neighbours or without "
+        "a μ come on top."
         if len(mus) > 1
         else ""
     )
@@ -351,7 +354,7 @@ class StoredAudit:
     silos: int
     trust: str
     stands: bool
-    """Whether the claim is not refuted, since `mu` is at most `claimed_mu`."""
+    """Whether the claim is not refuted: `mu` is at most `claimed_mu`."""
     date: str
     sees: Mapping[str, float]
     """Largest share of the noise that the audit refutes with probability 95 %, by family of tests."""
@@ -366,8 +369,8 @@ def describe_power(sees: Mapping[str, float], trials: int) -> str:
     """Describe the loss of noise that an audit with this number of trials detects.
 
     A share f of the noise is noise of standard deviation f σ in place of the σ that the plan has.  Shares are
-    rounded down to percents.  A family is a group of tests that share one probability of a false refutation.  One
-    whose share is then 0 detects no loss and is left out.
+    rounded down to percents.  A family is a group of tests that share one probability of a false refutation.  A
+    family whose share is then 0 is left out.
 
     Args:
         sees: Largest share of the noise that is refuted with probability 95 %, by family of tests, or empty if no
@@ -379,7 +382,10 @@ def describe_power(sees: Mapping[str, float], trials: int) -> str:
     shares = {name: math.floor(100.0 * share + 1e-9) / 100.0 for name, share in sees.items()}
     detectable = ", ".join(f"σ × {share:.2f} ({name})" for name, share in shares.items() if share > 0.0)
     if not detectable:
-        return f"with {trials:,} trials no loss of noise would be seen at this mu; take more trials, or another mu"
+        return (
+            f"with {trials:,} trials even a loss of noise to σ × 0.01 can be missed at this mu; take more trials, "
+            "or another mu"
+        )
     return (
         f"with {trials:,} trials this audit would see {detectable}: noise of that size, or less, is "
         "refuted in 95 of 100 audits, and a smaller loss can be missed"
@@ -390,7 +396,7 @@ def check_same_algorithm(folder: Path, scenario: Mapping[str, Any]) -> None:
     """Check that a run has a cell whose sections [algorithm] (with trust) and [model] are this scenario's.
 
     Raises:
-        InputError: If the folder holds no run, or no such cell.
+        InputError: If the folder has no results that can be read, or no such cell.
     """
     scenarios = (cell["scenario"] for cell in read_results(folder).cells)
     if not any(all(stored.get(key) == scenario.get(key) for key in _COMPARED_KEYS) for stored in scenarios):
@@ -407,13 +413,16 @@ def load_audit(folder: Path) -> StoredAudit | None:
     """Load the audit of a run from audit.json in its folder, or return None if there is no such file.
 
     Raises:
-        InputError: If the file cannot be read, or is no JSON object with the fields of an audit.
+        InputError: If the file cannot be read, or is no JSON object with the fields of an audit and their types.
     """
-    path = folder / _AUDIT_FILE
-    if not path.exists():
+    if not (path := folder / _AUDIT_FILE).exists():
         return None
     try:
         tree = json.loads(path.read_text(encoding="utf-8"))
-        return StoredAudit(**{name: tree[name] for name in StoredAudit.__dataclass_fields__})
+        return TypeAdapter(StoredAudit).validate_python(
+            {name: tree[name] for name in StoredAudit.__dataclass_fields__}
+        )
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise InputError(f"{path}: not an audit of fedpriv ({type(error).__name__}: {error})") from None
+        raise InputError(
+            f"{path}: not an audit of fedpriv ({type(error).__name__}: {' '.join(str(error).split())})"
+        ) from None

@@ -69,8 +69,8 @@ METRICS = (
 )
 """Metrics of the whole federation, in the order of the columns, most of them on all test records.
 
-Shares such as accuracies are stored as fractions and printed in percent, as in papers.  All others, such as
-losses, are printed as stored.
+Metrics in percent, such as accuracies, are stored as fractions.  All others, such as losses, are printed in the
+unit in which they are stored.
 """
 
 
@@ -105,7 +105,7 @@ def find_metric(key: str) -> Metric | None:
 class Summary:
     """Mean and spread of a metric over the seeds of a sweep point, in the printed unit.
 
-    `std` is the sample standard deviation (ddof = 1), or None for a single seed.
+    `std` is the sample standard deviation (ddof = 1), or None for a single value.
     """
 
     mean: float
@@ -189,20 +189,17 @@ def missing_seeds(results: Results) -> list[tuple[dict[str, Any], list[int]]]:
 
 
 def describe_incomplete(results: Results) -> str:
-    """Return "INCOMPLETE: k of n cells are finished", or an empty text if the run is complete."""
+    """Return "INCOMPLETE: k of n cells are finished", or an empty text if all are finished."""
+    # After a killed run all cells may be finished, though results.json is older and says that some are not.
     expected = len(sweep_points(results)) * len(results.seeds)
     finished = expected - sum(len(seeds) for _, seeds in missing_seeds(results))
-    return (
-        ""
-        if results.complete and finished == expected
-        else f"INCOMPLETE: {finished} of {expected} cells are finished"
-    )
+    return "" if finished == expected else f"INCOMPLETE: {finished} of {expected} cells are finished"
 
 
 def describe_state(results: Results) -> str:
     """Describe differing and missing cells in one line without a full stop, for a title or a caption.
 
-    The text is empty for a complete run whose claims agree with its releases.
+    The text is empty if all cells are finished and their claims agree with the releases.
     """
     return "; ".join(filter(None, [describe_differing(results), describe_incomplete(results)]))
 
@@ -237,7 +234,12 @@ def compare_with_published(results: Results, metric: Metric, point: Mapping[str,
 
 SYMBOLS = {"privacy.mu": "μ", "privacy.rho": "ρ", "privacy.epsilon": "ε", "privacy.delta": "δ"}
 """Symbols of papers for keys of a scenario."""
-_SELF_EXPLANATORY_KEYS = ("algorithm.name", "algorithm.trust", "data.name", "model.name")  # their values do
+_SELF_EXPLANATORY_KEYS = (
+    "algorithm.name",
+    "algorithm.trust",
+    "data.name",
+    "model.name",
+)  # their values stand alone
 
 
 def short_names(keys: Iterable[str]) -> dict[str, str]:
@@ -252,7 +254,7 @@ def short_names(keys: Iterable[str]) -> dict[str, str]:
 
 
 def format_value(value: Any) -> str:
-    """Format a swept value as papers print it: 4, not 4.0."""
+    """Format a swept value as text, a float without ".0": 4, not 4.0."""
     return str(value).removesuffix(".0") if isinstance(value, float) else str(value)
 
 
@@ -283,7 +285,7 @@ def group_by(
     return groups
 
 
-_MAX_LISTED = 10  # missing points in a warning; tables show all of them
+_MAX_LISTED = 10  # sweep points with missing cells in a warning
 
 
 def published_metrics(results: Results) -> list[Metric]:
@@ -342,7 +344,7 @@ def describe_measurement(results: Results) -> str:
 
 
 def describe_seeds(results: Results) -> str:
-    """Describe the number of seeds and what ± is, without a full stop."""
+    """Describe the number of seeds, and the meaning of ± for several, without a full stop."""
     return (
         "Metrics are of one seed"
         if len(results.seeds) == 1
@@ -366,9 +368,9 @@ def _withheld_note(results: Results) -> str:
 
 
 def _pairing_note(results: Results) -> str:
-    """Return a note that rows share random numbers, so that differences of rows spread less than rows.
+    """Return a note to compare rows seed by seed, since they share random numbers, or "".
 
-    The note is empty for a single row, without cells, and if the noise of any cell is secret.
+    The note is "" for a single row, without cells, and if the noise of any cell is secret.
     """
     simulated = all(cell["noise"] != "release" for cell in results.cells)
     return (
@@ -405,7 +407,7 @@ def list_caveats(cells: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return caveats on the figures of cells that share δ and unit, a sentence each.
 
     A caveat is a fact that weakens the pair (ε, δ), such as a δ of 1/n or more, with n the number of records of a
-    cell's smallest silo, or of its clients.  The largest ε and the largest n of the cells decide.
+    cell's smallest silo, or of its clients.  The largest ε and the largest known n of the cells decide.
     """
     private = [cell for cell in cells if cell["epsilon"] is not None]
     if not private:
@@ -430,9 +432,10 @@ def describe_tuning(results: Results) -> list[str]:
     """Describe the privacy cost of settings that `fedpriv tune` chose, as one text in a list.
 
     A row is a part of the sweep with a choice of its own.  A private choice takes the best of a random number of
-    runs of μ-GDP.  Its cost is ε at the smallest δ of the cells, without and with the run of the row's cell, as a
-    range over the cells.  The list is empty if `fedpriv tune` chose nothing, and if no cell has noise.  The text
-    has no ε if the choice was not private, or if a cell with noise has no μ, no row, or a row without a μ.
+    runs of μ-GDP.  Its cost is ε, without and with the run of the row's cell, as a range over the cells with
+    noise, at the smallest δ of these cells.  The list is empty if `fedpriv tune` chose nothing, and if no cell
+    has noise.  The text has no ε if the choice was not private, or if a cell with noise has no μ, no row, or a
+    row without a μ.
 
     Guarantee: every ε is computed here, that of a row's run for the μ of its cell.  The distribution of the number
     of runs in the choice, and the μ of each of these runs, are those that [tuned] states.  Nothing compares them

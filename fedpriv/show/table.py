@@ -172,8 +172,8 @@ def _grid_table(
 def _format_figure(results: Results, metric: Metric, point: Mapping[str, Any]) -> str:
     """Format "mean ± std [published, measured - published]" of a metric at a sweep point.
 
-    Figures that do not exist are left out.  The text begins with "missing" if no finished cell has the metric, and
-    says how many seeds have it if not all of them have.
+    Figures that do not exist are left out.  The text begins with "missing" if no finished cell has the metric.
+    It gives the number of seeds that have the metric if some have it and others do not.
     """
     comparison = compare_with_published(results, metric, point)
     measured, text, comparisons = comparison.measured, "missing", []
@@ -217,8 +217,9 @@ def _point_table(results: Results, added_rows: Sequence[ExtraRow]) -> TextTable:
 def _figures_by_column(results: Results, point: Mapping[str, Any]) -> dict[str, str]:
     """Format the figures of a sweep point by column.
 
-    Metrics and clipped fractions are means over seeds, and seconds are added over seeds.  Other figures are those
-    of the first cell.  A point without finished cells has metrics alone, as "missing" with any published value.
+    Metrics are means over seeds with their spread, clipped fractions are means over the seeds that report them,
+    and seconds are sums over seeds.  Other figures are those of the first cell.  A point without finished cells
+    has metrics alone, as "missing" with any published value.
     """
     row = {metric.title: _format_figure(results, metric, point) for metric in run_metrics(results)}
     if not (cells := cells_at_point(results, point)):
@@ -293,8 +294,8 @@ def _render_csv(results: Results) -> str:
 def _render_latex(results: Results, table: TextTable, number: int = 0) -> str:
     """Render a table as a LaTeX float, with its caption, its label, and a spanner of the column axis.
 
-    A spanner is a heading above all columns of figures.  If algorithms or trust settings are swept, the table has
-    their titles in place of their names.
+    A spanner is a heading above all columns of figures.  If algorithms or trust settings are swept, header and
+    body have their titles in place of their names.
 
     Args:
         results: Results of the run.
@@ -349,7 +350,7 @@ _LATEX_ESCAPES = str.maketrans(
 
 
 def _escape_latex(text: str) -> str:
-    """Escape plain text for LaTeX, with signs, powers and the papers' symbols in mathematics mode."""
+    """Escape plain text for LaTeX, with signs, integer powers and some symbols in mathematics mode."""
     escaped = re.sub(r"(\w+)\^(-?\d+)", r"\0\1\0\2\0", text).translate(_LATEX_ESCAPES)
     return re.sub("\0(.*?)\0(.*?)\0", r"$\1^{\2}$", re.sub(r"(?<!\S)([+-])(?=\d|\s)", r"$\1$", escaped))
 

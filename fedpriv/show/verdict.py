@@ -54,12 +54,12 @@ _NOISE_SENTENCES = {
     "releases are protected. The other noise was simulated from a seed that is written in the results, and "
     "protects nobody.",
 }
-"""Sentence for each set of kinds of noise in a run, joined by spaces and without "none"."""
+"""Sentence for each set of kinds of noise in a run, sorted, joined by spaces and without "none"."""
 
 
 @dataclass(frozen=True)
 class PartyView:
-    """Data that a party holds, and messages that it sees."""
+    """Data that a party holds, and messages or models that it sees."""
 
     who: str
     """Name of the party, such as "the server (untrusted)"."""
@@ -147,7 +147,8 @@ def _describe_scores(results: Results) -> str:
         place = (
             "At the most private setting"
             if rank == 0
-            else "Where ε is smaller, against fewer parties or between other neighbours,"
+            else f"Where ε{' or δ' if len({candidate.delta for candidate in strengths}) > 1 else ''} is smaller, "
+            "against fewer parties or between other neighbours,"
         )
         text += f" {place} it is {_format_mean(results, optimum, metric)}{_describe_point(results, optimum)}."
     return text
@@ -230,15 +231,18 @@ def _party_views_of_trust(name: str, cells: Sequence[Mapping[str, Any]]) -> list
     """List client or silo, server or curator, and public with their data and knowledge in a trust setting.
 
     A curator is server and silos in one.  Clients are those of a pool, to whose sum the server adds any noise.
+    Test records are the silos' own in cells that silos evaluate, and otherwise the server's.
 
     Args:
         name: Name of the trust setting.
         cells: Cells under this trust setting.
     """
-    trust = find_trust(name)
+    trust, evaluated_by_silos = find_trust(name), {bool(cell.get("evaluation")) for cell in cells}
     shard_sizes = [round(cell["records"] / cell["silos"]) for cell in cells if "records" in cell]
-    silo_records = (
-        f"its own records ({format_count_range(shard_sizes)} on average)" if shard_sizes else "its own records"
+    test_records, silo_records = (
+        ["the test records"] if False in evaluated_by_silos else [],
+        f"its own records{f' ({format_count_range(shard_sizes)} on average)' if shard_sizes else ''}"
+        f"{', its own test records' if True in evaluated_by_silos else ''}",
     )
     key_texts = {"release": ", the key of its noise", "simulation": ", noise from the scenario's seed"}
     noise_kinds = {cell["noise"] for cell in cells}
@@ -267,7 +271,9 @@ def _party_views_of_trust(name: str, cells: Sequence[Mapping[str, Any]]) -> list
     return [
         PartyView(f"each silo ({name})", silo_view, "the model of every round"),
         PartyView(
-            f"the server ({name})", f"the test records{key if trust.adds_noise(SERVER) else ''}", server_view
+            f"the server ({name})",
+            ", ".join([*test_records, *([key[2:]] if key and trust.adds_noise(SERVER) else [])]) or "nothing",
+            server_view,
         ),
         public_view,
     ]
@@ -276,8 +282,9 @@ def _party_views_of_trust(name: str, cells: Sequence[Mapping[str, Any]]) -> list
 def epsilon_of_repeated_runs(results: Results) -> list[list[str]]:
     """Return the rows of a table with ε of repeated runs on the same records.
 
-    A row has a μ of the run, then ε at the cell's δ for each number k of `RUN_COUNTS`, since k runs of μ-GDP are
-    √k μ-GDP together.  Of many different pairs of μ and δ, the table lists the smallest and the largest ones.
+    A row has a μ of the run, rounded up to four digits, then ε at the cell's δ for each number k of `RUN_COUNTS`,
+    since k runs of μ-GDP are √k μ-GDP together.  Of more than six different pairs of μ and δ, the table lists the
+    three smallest and the three largest ones.
     """
     cells_with_mu = [cell for cell in results.cells if cell["mu"] is not None]
     levels = sorted({(float(format_upper(cell["mu"])), cell["delta"]) for cell in cells_with_mu})
@@ -350,7 +357,7 @@ def compare_folders(first: Path, second: Path) -> RunComparison:
         second: Folder of the second run.
 
     Raises:
-        InputError: If a folder has no results, or there is no row.
+        InputError: If a folder has no results that can be read, or there is no row.
     """
     first_results, second_results = read_results(first), read_results(second)
     common = [key for key in first_results.axes if key in second_results.axes]
@@ -361,7 +368,10 @@ def compare_folders(first: Path, second: Path) -> RunComparison:
         if (pairs := _score_pairs(first_results, second_results, point, common, metric))
     ]
     if not rows:
-        raise InputError(f"{first} and {second} have no finished sweep point and seed in common")
+        raise InputError(
+            f"{first} and {second} have no finished sweep point and seed in common, or no metric there, or "
+            f"several sweep points of {second} match each one of {first}"
+        )
     names = list(short_names(first_results.axes).values())
     header = [*names, "metric", "seeds", "first", "second", "second - first"]
     return RunComparison(_setting_differences(first_results, second_results), header, rows, len(names) + 1)
@@ -372,7 +382,8 @@ def _score_pairs(
 ) -> list[tuple[float, float]]:
     """Return the metric in both runs, in the printed unit, as a pair for each common seed of the point.
 
-    The list is empty unless exactly one point of the second run has the values of the common axes.
+    Seeds whose cells lack the metric are left out.  The list is empty unless exactly one point of the second run
+    has the values of the common axes.
 
     Args:
         first: Results of the first run.

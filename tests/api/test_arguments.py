@@ -54,3 +54,10 @@ def test_an_empty_list_is_refused_in_one_line(empty: dict[str, Any], tmp_path: P
 def test_an_epsilon_that_is_not_finite_is_refused_by_name(epsilon: float, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=rf"privacy\.epsilon = {epsilon}: expected a finite number"):
         fedpriv.run("own-data", epsilon=epsilon, out=tmp_path)
+
+
+@pytest.mark.parametrize("items", [[1.0, None], [{"a": 1}]])
+def test_a_list_with_an_item_that_is_no_toml_value_is_refused(items: list[Any], tmp_path: Path) -> None:
+    """Before: the list became one text, such as "[1.0, null]"."""
+    with pytest.raises(InputError, match=r"set: label\.name = \["):
+        fedpriv.run("own-data", set={"label.name": items}, out=tmp_path)

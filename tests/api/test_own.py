@@ -241,3 +241,20 @@ def test_too_few_own_records_are_refused_with_their_count(tmp_path: Path) -> Non
     tree = {**TREE, "federation": {**TREE["federation"], "batch": 5}}
     with pytest.raises(fedpriv.InputError, match="but train has 10 training records: too few for either; change"):
         run(tmp_path / "run", tree, train=train, test=test)
+
+
+@pytest.mark.parametrize("model", [{"name": "softmax-regression", "feature_norm": 4.0}, None])
+def test_records_of_another_width_are_not_predicted(tmp_path: Path, model: dict[str, Any] | None) -> None:
+    """Before: softmax regression took its constant feature for the missing one, and a module raised RuntimeError."""
+    tree, module = ({**TREE, "model": model}, None) if model else (TREE, network())
+    (cell,) = run(tmp_path / "run", tree, model=module)
+    for values in (records()[1][0][:, :-1], records()[1][0][0], 5):
+        with pytest.raises(fedpriv.InputError, match="records: expected"):
+            cell.predict(values)
+
+
+@pytest.mark.parametrize("section", ["data", "federation"])
+def test_a_section_that_is_no_table_is_refused_by_name(tmp_path: Path, section: str) -> None:
+    """Before: TypeError, or AttributeError."""
+    with pytest.raises(fedpriv.InputError, match=f"{section} = 5: expected a table of keys"):
+        run(tmp_path / "run", {**TREE, section: 5})

@@ -124,6 +124,18 @@ def test_no_digit_of_a_table_with_many_columns_is_cut_at_any_terminal_width(
     assert capsys.readouterr().out.count("1234567890") == 8
 
 
+@pytest.mark.parametrize("width", [30, 40, 50, 60])
+def test_no_character_of_two_columns_is_cut_at_any_terminal_width(
+    width: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Before, such a character counted as one column, and the ends of names and headings were lost."""
+    narrow = Console(width=width, force_terminal=True, color_system=None, highlight=False)
+    monkeypatch.setattr(tables, "_make_console", lambda: narrow)
+    hospital = "北京大学第一医院"
+    print_rich("", [Column("silo"), Column(f"loss at {hospital}")], [[hospital, "0.1234 ± 0.0123"]])
+    assert re.sub(r"\s", "", capsys.readouterr().out).count(hospital) == 2
+
+
 @pytest.mark.parametrize("width", [40, 80, 120])
 def test_no_table_entry_is_cut_at_any_terminal_width(
     width: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

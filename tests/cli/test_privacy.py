@@ -209,6 +209,10 @@ def test_the_compare_table_marks_only_upper_bounds_with_a_less_or_equal_sign() -
         ("noise --rounds 10 --epochs 2 --mu 1 --mechanism blt --set scale=true", "one pass with equal clips"),
         ("compare --rounds 10 --mu 1 --set momentum=0.5", "give --algorithm"),
         ("compare --rounds 10 --mu 1 --algorithm dp-ftrl --decay 0.5", "a decay of its own"),
+        # Before: ignored in silence, so that the noise was a fifth of that for clip 5.
+        ("compare --rounds 10 --mu 1 --algorithm dp-ftrl --set clip=5", "for the norm of --clip"),
+        ("compare --rounds 4 --mu 1 --sampling allocation --set momentum=0.5", "give --algorithm"),
+        ("compare --rounds 4 --mu 1 --sampling allocation --dimension 10", "nor --dimension"),
         ("compare --rounds 10 --mu 1 --algorithm dp-sgd", "cannot be fitted"),
         ("compare --rounds 10 --mu 1 --algorithm goldstein-erm", "cannot be fitted"),
         ("compare --rounds 10 --mu 1 --algorithm dp-ftrl --set momentum=2", "momentum = 2"),
@@ -352,6 +356,13 @@ def test_every_privacy_command_names_the_requested_unit_of_protection(line: str)
     persons = asked(f"{line} --unit user --records 8")
     assert persons["unit"] == "all records of one person in one silo, at most 8 a round"
     assert asked(line)["unit"] == "one record of a silo"
+
+
+@pytest.mark.parametrize(("unit", "noun"), [("record", "record"), ("user", "person"), ("client", "client")])
+def test_caveats_of_a_guarantee_name_the_unit_of_protection(unit: str, noun: str) -> None:
+    text = text_of(f"convert --mu 8 --delta 0.01 --unit {unit}")
+    assert f"silos of 100 {noun}s or more: publishing one {noun} picked at random" in text
+    assert f"lets the odds about a {noun} grow" in text
 
 
 def test_the_noise_command_describes_random_allocation_in_words() -> None:

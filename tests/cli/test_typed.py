@@ -42,6 +42,9 @@ def test_parameter_names_of_other_libraries_are_answered_with_the_fedpriv_key(
         (["--gpu"], "--set run.device=cuda"),
         (["--rounds"], "--set federation.rounds=VALUE"),
         (["--trust", "--quiet"], "--set algorithm.trust=VALUE"),
+        # Before: `seeds=7`, which is seven seeds, 0 to 6.
+        (["--seed", "7"], "--set seeds=[7]"),
+        (["--seeds=7"], "--set seeds=7"),
     ],
 )
 def test_scenario_keys_given_as_options_are_answered_with_their_set_assignment(

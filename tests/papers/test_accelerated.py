@@ -63,6 +63,18 @@ def test_realizable_parameters_match_a_calculation_by_hand() -> None:
     assert asked.whole_rounds * asked.whole_batch <= 10**8 < (asked.whole_rounds + 1) * asked.whole_batch
 
 
+@pytest.mark.parametrize(("records", "dimension", "epsilon"), [(2, 18, 1.5), (8, 18, 0.375)])
+def test_a_number_of_rounds_that_is_rounded_below_a_power_of_two_has_all_its_nodes(
+    records: int, dimension: int, epsilon: float
+) -> None:
+    """T = 1.9999999999999996 is a run of two rounds, whose records are in two nodes."""
+    settings = non_realizable_parameters(problem_of(records, epsilon=epsilon, dimension=dimension), RADIUS)
+    assert settings.whole_rounds > settings.rounds
+    nodes = math.floor(math.log2(settings.whole_rounds)) + 1
+    sensitivity = settings.clip / settings.batch * math.sqrt(nodes)
+    assert gdp.epsilon_of(sensitivity / settings.sigma, settings.problem.delta) <= epsilon * (1 + 1e-9)
+
+
 def test_realizable_beta_ignores_noise_in_dimension_one() -> None:
     asked = realizable_parameters(problem_of(dimension=1), RADIUS)
     assert asked.beta == pytest.approx(float(factor_in_mpmath(60_000, "1e-5")) ** 2 * 2.0 / 10.0, rel=1e-12)

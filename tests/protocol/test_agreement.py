@@ -1,6 +1,8 @@
 """A coordinator and silos of different versions: refused in words before anything reaches a guard."""
 
 import re
+import socket
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +10,7 @@ import pytest
 from flwr.app import Context, Message, RecordDict
 
 from fedpriv.clients import app as silo
+from fedpriv.protocol.frames import drain_connection, send_frame
 from fedpriv.protocol.messages import (
     ADMISSION_QUERY,
     PROTOCOL_VERSION,
@@ -63,3 +66,22 @@ def test_a_clock_may_be_behind_by_305_seconds_or_ahead_by_5() -> None:
 
 def test_another_fedpriv_version_with_the_same_protocol_is_accepted() -> None:
     assert silo.find_protocol_mismatch(context_of(protocol=PROTOCOL_VERSION, fedpriv="0.9")) is None
+
+
+def test_a_reply_of_deeply_nested_json_is_a_refusal_that_is_not_final(tmp_path: Path) -> None:
+    """Before: RecursionError in the SuperNode."""
+    listener = socket.socket(socket.AF_UNIX)
+    with listener, ThreadPoolExecutor(1) as pool:
+        listener.bind(str(tmp_path / "guard"))
+        listener.listen()
+
+        def answer() -> None:
+            with listener.accept()[0] as connection:
+                send_frame(connection, b'{"a": ' + b"[" * 200_000)
+                drain_connection(connection, 5.0)
+
+        answered = pool.submit(answer)
+        refusal = silo.ask_admission(tmp_path / "guard", "run", "{}")
+        answered.result()
+    assert refusal is not None
+    assert not refusal.is_final

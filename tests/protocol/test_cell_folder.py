@@ -199,6 +199,12 @@ def test_a_server_error_read_from_the_folder_has_its_original_type(tmp_path: Pat
         FolderReader(tmp_path).read_result()
 
 
+def test_a_name_that_is_not_utf8_survives_a_json_file(tmp_path: Path) -> None:
+    tree = {"name": os.fsdecode(b"caf\xe9.toml"), "title": "\\udce9 é"}
+    write_json(tmp_path / "tree.json", tree)
+    assert load_json((tmp_path / "tree.json").read_text(encoding="utf-8")) == tree
+
+
 def test_whole_numbers_of_up_to_300_digits_are_read_whatever_their_sign() -> None:
     digits = "9" * 300
     assert [load_json(digits), load_json(f"-{digits}")] == [int(digits), -int(digits)]

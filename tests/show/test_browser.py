@@ -136,7 +136,9 @@ def test_an_audit_is_stored_and_shown(folder: Path, tmp_path: Path) -> None:
     page = write_report(folder, tmp_path / "page.html").read_text(encoding="utf-8")
     sizes = "would see σ × 0.83 (canaries), σ × 0.70 (canaries, first step)"
     assert [part in page for part in ("the claim stands", "at least μ = 0.81", sizes)] == [True] * 3
-    (folder / "audit.json").write_text("{}", encoding="utf-8")
-    with pytest.raises(fedpriv.InputError, match="not an audit of fedpriv"):
-        write_report(folder)
+    whole = json.loads((folder / "audit.json").read_text(encoding="utf-8"))
+    for damaged in ({}, {**whole, "mu": None}, {**whole, "trials": "many"}, {**whole, "sees": [0.5]}):
+        (folder / "audit.json").write_text(json.dumps(damaged), encoding="utf-8")
+        with pytest.raises(fedpriv.InputError, match=r"not an audit of fedpriv.*$"):
+            write_report(folder)
     (folder / "audit.json").unlink()

@@ -3,6 +3,7 @@
 import itertools
 import math
 import re
+from dataclasses import replace
 from statistics import NormalDist
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 
 from fedpriv.claims.ledger import ReleaseStream, stream_to_data
 from fedpriv.noise.tree import BinaryTree
+from fedpriv.noise.trust import make_unit
 from fedpriv.participation.orders import FixedOrder, PublicOrder
 from fedpriv.participation.registry import ClientAvailability
 from fedpriv.show.charts import Chart, Mark, Panel, Series, make_charts, make_noise_charts
@@ -66,6 +68,7 @@ def test_every_value_lies_on_the_axis_and_ticks_are_few(values: tuple[float, flo
 def test_tick_labels_are_short_decimal_or_scientific_numbers() -> None:
     texts = {0.0: "0", 0.25: "0.25", 600.0: "600", 20_000.0: "20000", 1e6: "1e6", 2e-5: "2e-5", 1e10: "1e10"}
     texts |= {1.5e5: "1.5e5", 2.5e-4: "2.5e-4"}  # before: "2e5", as 200,000
+    texts |= {9999.4: "9999", 9999.7: "10000"}  # before: "1e+04"
     assert {value: format_tick(value) for value in texts} == texts
 
 
@@ -225,3 +228,57 @@ def test_the_noise_chart_is_drawn_only_for_whole_passes_in_a_fixed_order(
     stream = ReleaseStream("silo 0", BinaryTree(), schedule, 1.0, (1.0,) * schedule.rounds, 1.0, "zero-out", 1.0)
     cell = {"releases": [stream_to_data(stream)], "silos": 1, "trust": "untrusted", "mu": stream.mu}
     assert bool(make_noise_charts([cell])) == shown
+
+
+@pytest.mark.parametrize(
+    ("change", "mu_factor"),
+    [({"period": 10}, 2.0), ({"unit": make_unit("user", max_silos=4)}, 2.0)],
+    ids=["a record in four periods", "a person in four silos"],
+)
+def test_no_noise_chart_is_drawn_if_a_unit_is_charged_for_several_periods_or_silos(
+    change: dict[str, Any], mu_factor: float
+) -> None:
+    """Before: the noise of one period or silo was calibrated at the μ of all four, half of what they need."""
+    one = ReleaseStream("silos 0-3", BinaryTree(), FixedOrder(40, 40), 1.0, (1.0,) * 40, 1.0, "zero-out", 1.0)
+    schedule = FixedOrder(40, 10) if "period" in change else one.schedule
+    stream = replace(one, mechanism=BinaryTree(period=change.get("period")), schedule=schedule, **change)
+    one_mu = replace(stream, schedule=FixedOrder(40, 40)).mu
+    cell = {"releases": [stream_to_data(stream)], "silos": 4, "trust": "untrusted", "mu": mu_factor * one_mu}
+    assert make_noise_charts([cell]) == []
+
+
+def test_the_noise_chart_of_masked_messages_shows_the_noise_of_their_mean() -> None:
+    """Before: it showed the share of one silo, √M times the noise of the release of M silos."""
+    stream = ReleaseStream("silos 0-3", BinaryTree(), FixedOrder(16, 16), 1.0, (1.0,) * 16, 1.0, "zero-out", 1.0)
+    cell = {"releases": [stream_to_data(stream)], "silos": 4, "mu": 1.0}
+    trusted, masked = (
+        [[mark.y for mark in series.marks] for series in make_noise_charts([{**cell, "trust": trust}])[0].series]
+        for trust in ("trusted", "secure-aggregation")
+    )
+    assert masked == [pytest.approx(values) for values in trusted]
+
+
+def test_a_privacy_chart_counts_the_settings_of_the_table_that_it_does_not_draw() -> None:
+    """Before: a line that is left out counted as one setting, though it has one for each privacy level."""
+    axes = {**SWEEPS["five axes"], "privacy.rho": [1.0, 2.0]}
+    chart = charts_of(results_of(axes))["privacy"]
+    drawn = sum(len(series.marks) for series in chart.series)
+    assert chart.note == f"The table has {len(axis_points(axes)) - drawn} more settings."
+
+
+@pytest.mark.parametrize("values", [(1e-17, 1e300), (5e-324, 1.0), (1.7e308, 1.7e308), (-1e308, 1e308)])
+@pytest.mark.parametrize("logarithmic", [False, True])
+def test_values_near_the_ends_of_floating_point_have_an_axis(
+    values: tuple[float, float], logarithmic: bool
+) -> None:
+    """Before: a diverging run beside a tiny excess risk ended a report in a ValueError."""
+    scale = make_scale(values, 0.0, 1.0, logarithmic=logarithmic)
+    assert all(0.0 <= scale.position(value) <= 1.0 for value in values)
+    assert all(math.isfinite(tick) and format_tick(tick) for tick in scale.ticks(6))
+
+
+def test_the_misses_of_a_trade_off_curve_are_rounded_down() -> None:
+    """They are a lower bound: rounding up would promise more protection than there is."""
+    series = charts_of(results_of({"privacy.rho": [1.0]}))["tradeoff"].series
+    marks = next(curve for curve in series if curve.name == "μ = 1").marks
+    assert all(float(mark.tooltip.rpartition(" ")[2]) <= mark.y for mark in marks)

@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 import fedpriv
 from fedpriv.cli.app import app
 from fedpriv.core.errors import InputError
+from fedpriv.show.page import export_run
 from tests.conftest import small_tree
 
 
@@ -86,6 +87,19 @@ def test_an_ro_crate_of_an_unfinished_run_has_the_active_action_status(folder: P
     (tmp_path / "results.json").write_text(json.dumps(tree), encoding="utf-8")
     entities = {entity["@id"]: entity for entity in exported(tmp_path, "ro-crate")["@graph"]}
     assert entities["#run"]["actionStatus"]["@id"].endswith("ActiveActionStatus")
+
+
+def test_an_ro_crate_of_results_without_a_version_or_a_date_has_an_unknown_version_or_is_refused(
+    folder: Path, tmp_path: Path
+) -> None:
+    """Before: a KeyError, and a ValueError."""
+    tree = json.loads((folder / "results.json").read_text(encoding="utf-8"))
+    (tmp_path / "results.json").write_text(json.dumps({**tree, "versions": {}}), encoding="utf-8")
+    entities = {entity["@id"]: entity for entity in exported(tmp_path, "ro-crate")["@graph"]}
+    assert entities["#fedpriv"]["version"] == "unknown"
+    (tmp_path / "results.json").write_text(json.dumps({**tree, "date": "yesterday"}), encoding="utf-8")
+    with pytest.raises(InputError, match="date = 'yesterday': expected one like"):
+        export_run(tmp_path, "ro-crate")
 
 
 def test_an_export_to_an_unknown_format_or_without_results_is_refused_and_writes_nothing(

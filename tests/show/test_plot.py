@@ -260,6 +260,7 @@ def test_a_figure_without_a_title_still_says_that_cells_are_missing(tmp_path: Pa
         ({"kinds": ["gif"]}, "--format gif: a figure is one of png, svg and pdf"),
         ({"width": 0.5}, "--width 0.5: expected inches, from 2 to 20, such as 3.25"),
         ({"width": float("nan")}, "--width nan: expected inches"),
+        ({"width": 0.0}, "--width 0: expected inches"),  # before: a ValueError of matplotlib
     ],
 )
 def test_unsupported_plot_formats_and_widths_are_refused(

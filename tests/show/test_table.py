@@ -366,3 +366,9 @@ def test_commas_bars_and_line_breaks_in_a_site_name_do_not_break_its_table() -> 
         "mean of silos", "worst silo", "St. Mary, York", r"a\|b", "two lines",
     ]  # fmt: skip
     assert len(head) == len(rule) == len(row)
+
+
+def test_a_killed_run_whose_cells_are_all_finished_is_not_called_incomplete() -> None:
+    """Before: "INCOMPLETE: 12 of 12 cells are finished. Missing: .", if results.json was not rewritten."""
+    text = render_tables(dataclasses.replace(table_of(), complete=False), "markdown")
+    assert "INCOMPLETE" not in text

@@ -3,12 +3,15 @@
 import dataclasses
 import math
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from fedpriv.accounting.gaussian import epsilon_of
 from fedpriv.claims.claim import protection_level
+from fedpriv.core.errors import InputError
+from fedpriv.show import verdict
 from fedpriv.show.verdict import RUN_COUNTS, describe_run, epsilon_of_repeated_runs, list_party_views
 from fedpriv.study.results import Results
 from tests.show.builders import results_of
@@ -155,3 +158,41 @@ def test_the_summary_states_a_swept_epsilon_once_for_each_setting() -> None:
         "The best test accuracy is 40.0 % (ε = 4 at δ = 1e-05). "
         "At the most private setting it is 10.0 % (ε = 1 at δ = 1e-05)." in describe_run(results)
     )
+
+
+def test_a_setting_of_smaller_delta_and_larger_epsilon_is_not_said_to_have_a_smaller_epsilon() -> None:
+    """Before: "Where ε is smaller, ..." of ε = 2 beside ε = 1, which has a larger δ."""
+    figures = {1e-5: {"epsilon": 1.0}, 1e-7: {"epsilon": 2.0}}
+    said = describe_run(
+        results_of(
+            {"privacy.delta": list(figures)},
+            facts=lambda point: {
+                **facts()(point),
+                **figures[point["privacy.delta"]],
+                "mu": None,
+                "delta": point["privacy.delta"],
+            },
+        )
+    )
+    assert "Where ε or δ is smaller, against fewer parties or between other neighbours, it is" in said
+    assert "Where ε is smaller" not in said
+
+
+@pytest.mark.parametrize(
+    ("trust", "data"), [("untrusted", "nothing"), ("trusted", "noise from the scenario's seed")]
+)
+def test_test_records_that_silos_evaluate_are_the_silos_own(trust: str, data: str) -> None:
+    """Before: the server was said to hold "the test records"."""
+    silo, server, _ = list_party_views(made(trust=trust, evaluation={"by": "silos"}))
+    assert "its own test records" in silo.holds
+    assert server.holds == data
+
+
+def test_runs_with_several_counterparts_of_a_point_are_not_said_to_have_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before: "no finished sweep point and seed in common", of runs with the same points and seeds."""
+    runs = {"one": results_of(AXES), "two": results_of({**AXES, "federation.silos": [1, 10]})}
+    monkeypatch.setattr(verdict, "read_results", lambda folder: runs[folder.name])
+    with pytest.raises(InputError, match="or several sweep points of .*two match each one of .*one"):
+        verdict.compare_folders(tmp_path / "one", tmp_path / "two")
