@@ -252,7 +252,7 @@ class ServerJournal(AbstractContextManager["ServerJournal"]):
                 sync_folder(self._folder)
             byte_count = os.pwrite(self._file, body + _checksum(t, body), self._entry_ends[t - 1])
             if byte_count != self._entry_ends[t] - self._entry_ends[t - 1]:
-                raise OSError("the disk is full")
+                raise OSError("the disk took only a part of the entry")
             os.fsync(self._file)
             self._wipe_sums(except_round=t)
         except OSError as error:

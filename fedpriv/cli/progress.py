@@ -197,7 +197,9 @@ class Progress(RunObserver):
             )
 
     def lost(self, worker: str, places: Sequence[int]) -> None:
-        sys.stderr.write(f"fedpriv: {worker} died; the run computes {format_count(len(places), 'cell')} again\n")
+        sys.stderr.write(
+            f"fedpriv: {worker} died; the run continues its {format_count(len(places), 'cell')}, or ends\n"
+        )
 
     def notified(self, line: str) -> None:
         sys.stderr.write(f"fedpriv: {sanitize_lines(line)}\n")

@@ -1,7 +1,7 @@
 """Commands `fedpriv silo …`: a silo's guard and its ledger, for the silo's administrator.
 
 The guard is the process that has the silo's records and answers what the silo's policy allows.  The ledger stores
-what it released, and what that costs of the records' privacy budget.
+the charge of each run to the records' privacy budget, and digests of the run's queries and replies.
 """
 
 from pathlib import Path
@@ -103,7 +103,8 @@ def status(
     check: Annotated[
         bool,
         typer.Option(
-            "--check", help="Also recompute every price from its scenario, for which the records are opened."
+            "--check",
+            help="Also recompute the prices of runs from their scenarios, for which the records are opened.",
         ),
     ] = False,
 ) -> None:
