@@ -96,7 +96,7 @@ The user's value takes the place of "VALUE" in an assignment.
 
 
 def _refuse_key_options(arguments: Sequence[str]) -> None:
-    """Refuse an option that `fedpriv run` lacks and that stands for a key of a scenario, such as --epsilon.
+    """Refuse an option that `fedpriv run` lacks and that is a key of a scenario, such as --epsilon.
 
     The message names the option --set that is meant, with the user's value if there is one: the text behind "=",
     or else the next word if it does not begin with "-".  For --gpu and --cuda it names the whole assignment.

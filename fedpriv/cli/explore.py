@@ -232,7 +232,7 @@ def _list_mechanisms() -> NamedLines:
     from fedpriv.noise.registry import MECHANISMS, SELECTABLE_MECHANISMS, USER_MECHANISMS
 
     descriptions = {
-        kind: (getdoc(kind) or "").splitlines()[0] for kind in (*MECHANISMS.values(), *USER_MECHANISMS.values())
+        kind: (getdoc(kind) or "").partition("\n")[0] for kind in (*MECHANISMS.values(), *USER_MECHANISMS.values())
     }
     return [
         (

@@ -252,7 +252,7 @@ def _find_response(
 
 
 def _parse_algorithm_settings(row: "Algorithm", assignments: list[str]) -> "NoiseSettings":
-    """Parse the algorithm's own keys, with 1 for the keys of its scale (`SCALE_SETTINGS`) that are not given.
+    """Parse the algorithm's own keys, with 1 as the default of `SCALE_SETTINGS`.
 
     Raises:
         InputError: Noise cannot be fitted to the algorithm, or a key is refused.
@@ -428,10 +428,10 @@ def selection(
 ) -> None:
     """Print the privacy cost of publishing only the best of a random number of runs.
 
-    The target is that of one run, its score included: --mu, --zcdp, or --epsilon with --delta. Every bound is the
-    smaller of two, one of them by Theorem 2 or 6 of Papernot & Steinke 2022. The bounds hold if the number of runs
-    does not depend on the data, the settings of every run are drawn from one public distribution, and the number
-    of runs and all other runs stay secret.
+    The target is that of one run, its score included: --mu, --zcdp, or --epsilon with --delta. A bound of the
+    choice is the smaller of two, one of them by Theorem 2 or 6 of Papernot & Steinke 2022. The bounds hold if the
+    number of runs does not depend on the data, the settings of every run are drawn from one public distribution,
+    and the number of runs and all other runs stay secret.
 
     Examples:
 

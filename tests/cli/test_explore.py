@@ -15,6 +15,8 @@ from fedpriv.cli.explore import Column, print_rich
 from fedpriv.core.errors import InputError
 from fedpriv.core.files import list_shipped_scenarios
 from fedpriv.loss.models import MODELS
+from fedpriv.noise.diagonal import IndependentGaussian
+from fedpriv.noise.registry import USER_MECHANISMS
 from fedpriv.papers.table import ALGORITHMS
 from tests.cli.command import output_of
 
@@ -53,6 +55,13 @@ def test_the_list_command_refuses_an_unknown_kind_with_a_suggestion() -> None:
 
 
 @pytest.mark.slow
+def test_a_mechanism_with_an_empty_docstring_is_listed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before: an IndexError."""
+    kind = type("Silent", (IndependentGaussian,), {"__doc__": "", "name": "silent"})
+    monkeypatch.setitem(USER_MECHANISMS, "silent", kind)
+    assert json.loads(fedpriv("list", "mechanisms", "--json"))["mechanisms"]["silent"] == ""
+
+
 def test_a_folder_written_by_init_runs_unchanged(here: Path) -> None:
     """In another process: what is imported there is imported here by no other test."""
     fedpriv("init", "study")
