@@ -619,16 +619,21 @@ def find_guard(context: Context, silos: int, source: str = "") -> tuple[int, Pat
         source: Name of the scenario, for the error.
 
     Raises:
-        InputError: `partition-id` of the node's configuration is not the number of a silo, 0 to `silos` - 1.
+        InputError: `partition-id` of the node's configuration is not the number of a silo, 0 to `silos` - 1, or
+            its `guard` is no path.
     """
-    number = context.node_config.get("partition-id")
-    if not isinstance(number, int) or not 0 <= number < silos:
-        raise InputError(
+    number, guard = (context.node_config.get(key) for key in ("partition-id", "guard"))
+    refuse(
+        {
             f"partition-id = {number!r} in the node configuration: expected the silo's number, 0 to "
-            f"{silos - 1} by federation.silos{source}"
-        )
-    socket = context.node_config.get("guard") or context.run_config.get("guard")
-    return number, Path(socket.replace("{silo}", str(number))) if isinstance(socket, str) else None
+            f"{silos - 1} by federation.silos{source}": not isinstance(number, int) or not 0 <= number < silos,
+            f"guard = {guard!r} in the node configuration: expected the path of the guard's socket": (
+                guard is not None and not (isinstance(guard, str) and guard)
+            ),
+        }
+    )
+    socket = guard or context.run_config.get("guard")
+    return cast(int, number), Path(socket.replace("{silo}", str(number))) if isinstance(socket, str) else None
 
 
 def unwrap_answer(answer: Answer | Refusal) -> Answer:

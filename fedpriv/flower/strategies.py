@@ -193,7 +193,7 @@ class PrivateStrategy(FedAvg):
             if scenario is not None
             else cell_from_keywords(name or "", keywords, seed)
         )
-        self._seeded, self._max_epsilon = seed is not None, max_epsilon
+        self._seeded, self._max_epsilon, self._asked_rounds = seed is not None, max_epsilon, 0
         self._releases: NamedReleases | None = None
         super().__init__(
             fraction_evaluate=fraction_evaluate,
@@ -214,16 +214,13 @@ class PrivateStrategy(FedAvg):
 
     @property
     def claim(self) -> str:
-        """Guarantee of the finished rounds, as a sentence.
+        """Guarantee of all rounds that silos were asked for, as a sentence.
 
-        A round that failed does not count, although silos may have answered it.
-
-        Raises:
-            InputError: The strategy has not been started.
+        A round that failed counts, since silos may have answered it.
         """
-        if not (rounds := self._started_releases.rounds_done):
-            return "no round is finished"
-        if (claim := compute_claim(make_release_streams(self.plan, rounds))) is None:
+        if not self._asked_rounds:
+            return "nothing was released"
+        if (claim := compute_claim(make_release_streams(self.plan, self._asked_rounds))) is None:
             return "no guarantee: the run adds no noise"
         return f"{claim.format_sentence('line', self.cell.privacy.delta)}, {self.plan.trust.title}" + (
             "; the noise is of a seed, and protects nobody" if self._seeded else ""
@@ -283,8 +280,8 @@ class PrivateStrategy(FedAvg):
                 )
             }
         )
-        layout, initial = ModelLayout.from_arrays(initial_arrays), flatten_arrays(initial_arrays)
-        planned_rounds = self.cell.schedule.rounds
+        layout, planned_rounds = ModelLayout.from_arrays(initial_arrays), self.cell.schedule.rounds
+        initial = flatten_arrays(initial_arrays)
         refuse(
             {
                 "initial_arrays: a value is not finite": not initial.isfinite().all(),
@@ -353,6 +350,7 @@ class PrivateStrategy(FedAvg):
         Raises:
             InputError: The strategy has not been started.
         """
+        self._asked_rounds = server_round
         with torch.inference_mode(), limit_to_one_thread():
             return self._started_releases.configure_train(
                 server_round, self._started_releases.query(), config, grid

@@ -75,6 +75,8 @@ def test_scenarios_incompatible_with_app_steps_are_refused_in_one_line(
     [
         ({"guard": "/g"}, 1, "partition-id = None in the node configuration: expected the silo's number, 0 to 1"),
         ({"guard": "/g", "partition-id": 2}, 1, "partition-id = 2 in"),
+        ({"guard": True, "partition-id": 0}, 1, "guard = True in the node configuration: expected the path"),
+        ({"guard": "", "partition-id": 0}, 1, "guard = '' in the node configuration: expected the path"),
         ({"guard": "/g", "partition-id": -1}, 1, "partition-id = -1 in"),
         ({"partition-id": 0}, 1, "guard: missing; start the SuperNode with"),
         ({"guard": "/g", "partition-id": 0}, 5, "local_steps = 5: federation.rounds = 12 .* a multiple"),
