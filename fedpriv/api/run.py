@@ -367,9 +367,10 @@ def _merge_settings(settings: Mapping[str, Any], arguments: Mapping[str, Any]) -
 
 
 def format_assignment(key: str, value: Any, source: str = "set") -> str:
-    """Format KEY=VALUE for `--set`, with a number, a text, a truth value or a list as JSON that is also TOML.
+    """Format KEY=VALUE for `--set`, with the value as JSON that is also TOML.
 
-    Numbers may be those of NumPy and torch.  Errors name `source`, the argument or file that has the key.
+    The value is a number, a text, a truth value or a list.  Numbers may be those of NumPy and torch.  Errors name
+    `source`, the argument or file that has the key.
 
     Raises:
         InputError: The value is none of these, a number is not finite, or an item of a list is no value of TOML.

@@ -245,7 +245,7 @@ def test_too_few_own_records_are_refused_with_their_count(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("model", [{"name": "softmax-regression", "feature_norm": 4.0}, None])
 def test_records_of_another_width_are_not_predicted(tmp_path: Path, model: dict[str, Any] | None) -> None:
-    """Before: softmax regression took its constant feature for the missing one, and a module raised RuntimeError."""
+    """Before: softmax regression took its constant feature for the missing one, a module raised RuntimeError."""
     tree, module = ({**TREE, "model": model}, None) if model else (TREE, network())
     (cell,) = run(tmp_path / "run", tree, model=module)
     for values in (records()[1][0][:, :-1], records()[1][0][0], 5):

@@ -194,5 +194,5 @@ def test_runs_with_several_counterparts_of_a_point_are_not_said_to_have_none(
     """Before: "no finished sweep point and seed in common", of runs with the same points and seeds."""
     runs = {"one": results_of(AXES), "two": results_of({**AXES, "federation.silos": [1, 10]})}
     monkeypatch.setattr(verdict, "read_results", lambda folder: runs[folder.name])
-    with pytest.raises(InputError, match="or several sweep points of .*two match each one of .*one"):
+    with pytest.raises(InputError, match=r"or several sweep points of .*two match each one of .*one"):
         verdict.compare_folders(tmp_path / "one", tmp_path / "two")
