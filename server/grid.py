@@ -286,7 +286,9 @@ class PatientGrid(Grid):
             )
             for pending_message in pending_messages
         ]
-        for pending, message_id in zip(pending_messages, self._grid.push_messages(copies), strict=True):
+        # Flower gives no ids at all if the SuperLink refuses the messages, such as for their length.
+        message_ids = list(self._grid.push_messages(copies)) or [""] * len(copies)
+        for pending, message_id in zip(pending_messages, message_ids, strict=True):
             now = time.monotonic()
             if message_id:
                 pending.message_ids.add(message_id)

@@ -53,8 +53,9 @@ class EntrySizes(NamedTuple):
 
     @staticmethod
     def from_plan(plan: Plan) -> "EntrySizes":
-        lengths = tuple(round_plan.stored_length for round_plan in plan.rounds)
-        return EntrySizes(plan.stored_dtype, lengths, plan.sends_round_sums)
+        return EntrySizes(
+            plan.stored_dtype, tuple(round_plan.stored_length for round_plan in plan.rounds), plan.sends_round_sums
+        )
 
 
 class ServerJournal(AbstractContextManager["ServerJournal"]):

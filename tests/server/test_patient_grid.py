@@ -148,15 +148,16 @@ def test_a_query_is_not_repeated_after_a_final_failure(fault: Answer) -> None:
     assert grid.asked == [7]
 
 
+@pytest.mark.parametrize("ids", [[""], []], ids=["an unknown node", "a refusal of all messages"])
 def test_a_node_that_the_superlink_does_not_know_is_asked_again_after_a_while(
-    clock: "Clock", monkeypatch: pytest.MonkeyPatch
+    clock: "Clock", monkeypatch: pytest.MonkeyPatch, ids: list[str]
 ) -> None:
     class Unknown(ScriptedGrid):
         pushed = 0
 
         def push_messages(self, messages: Iterable[Message]) -> list[str]:
             self.pushed += 1
-            return super().push_messages(messages) if self.pushed > 3 else [""] * len(list(messages))
+            return super().push_messages(messages) if self.pushed > 3 else ids
 
     monkeypatch.setattr(fedpriv.server.grid, "_RETRY_SECONDS", 2.0)
     grid = Unknown({7: 0}, release)
