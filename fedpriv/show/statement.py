@@ -169,8 +169,8 @@ def _describe_composition(cells: Sequence[Mapping[str, Any]], relation: str) -> 
     mus = [claim.guarantee.mu for claim in claims if claim and claim.guarantee.mu is not None]
     return (
         f" Every figure is of one run. A record that takes part in all of these {len(mus)} runs has together only "
-        f"the protection of μ = {format_upper(compose(mus))}, and runs elsewhere, with other neighbours or without "
-        "a μ come on top."
+        f"the protection of μ = {format_upper(compose(mus))}, and runs elsewhere, with other neighbours or "
+        "without a μ come on top."
         if len(mus) > 1
         else ""
     )

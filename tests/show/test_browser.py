@@ -1,6 +1,7 @@
 """The report page in a real browser: nothing overflows, is cut, is loaded, or complains; it answers a person."""
 
 import itertools
+import json
 import threading
 from pathlib import Path
 
