@@ -52,11 +52,11 @@ _MU_TOLERANCE = 1e-9
 """Relative difference of μ by counting and the charged μ below which the two count as equal."""
 
 
-Style = Literal["line", "figures", "arithmetic", "counted", "several"]
+Style = Literal["line", "figures", "arithmetic", "counted"]
 """Kind of sentence about a claim.
 
 "line" names the unit, the relation and the figures, "figures" the figures alone.  "arithmetic" says for which
-arithmetic they hold, "counted" gives μ by exact counting, and "several" ε for several records of one person.
+arithmetic they hold, and "counted" gives μ by exact counting.
 """
 
 
@@ -286,9 +286,6 @@ _SENTENCE_FORMATS: dict[Style, Callable[[PrivacyClaim[Guarantee], float], str]] 
     "figures": lambda claim, delta: format_figures({**claim.figures(delta), "delta": delta}),
     "arithmetic": lambda claim, _: _INTEGER_ARITHMETIC if claim.exact else _FLOAT_ARITHMETIC,
     "counted": _describe_counting,
-    "several": lambda claim, delta: (
-        describe_group_privacy(claim.guarantee, delta) if claim.unit.name == RECORD.name else ""
-    ),
 }
 
 
@@ -453,13 +450,14 @@ def group_bounds(guarantee: Guarantee, delta: float) -> dict[str, dict[str, floa
     }
 
 
-def describe_group_privacy(guarantee: Guarantee, delta: float) -> str:
-    """Describe ε at δ for several records of one person, from the guarantee of the weakest run."""
+def describe_group_privacy(guarantees: Sequence[Guarantee], delta: float) -> str:
+    """Describe ε at δ for several records of one person, the largest of all runs with these guarantees."""
     return (
         f"One person's records together, in the run that protects least, at δ = {format_upper_delta(delta)}: "
         + ", ".join(
-            f"{size} records: ε = {format_upper_epsilon(epsilon)}"
-            for size, epsilon in group_epsilons(guarantee, delta).items()
+            f"{size} records: ε = "
+            f"{format_upper_epsilon(max(group_epsilons(guarantee, delta)[size] for guarantee in guarantees))}"
+            for size in GROUP_SIZES
         )
         + "."
     )

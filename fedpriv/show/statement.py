@@ -26,6 +26,7 @@ from fedpriv.claims.claim import (
     PrivacyClaim,
     compute_claim_from_data,
     describe_evaluation,
+    describe_group_privacy,
     describe_silo_budgets_of_cells,
 )
 from fedpriv.claims.ledger import FIRST_STEP, ROUNDS, ReleaseStream, stream_from_data
@@ -191,8 +192,6 @@ def _make_statement(cells: Sequence[Mapping[str, Any]], composition_note: str, c
     streams, unit = list(itertools.chain(*streams_by_cell)), streams_by_cell[0][0].unit
     claims = [compute_claim_from_data(cell["releases"]) for cell in cells]
     stated_claims = [claim for claim in claims if claim is not None]
-    # Its ε for several records of one person is among the assumptions.
-    weakest_claim = max(stated_claims, key=lambda claim: claim.guarantee.epsilon_of(delta), default=None)
     # A paper's constants may charge a larger μ than exact counting of what a record moves.  Sentences on the
     # smaller μ, each with the charged one for sorting.
     counting_sentences = {
@@ -233,8 +232,8 @@ def _make_statement(cells: Sequence[Mapping[str, Any]], composition_note: str, c
             unit.assumptions,
             *([silos] if (silos := describe_silo_budgets_of_cells(cells)) else []),
             *(
-                [weakest_claim.format_sentence("several", delta)]
-                if weakest_claim and unit.name == RECORD.name
+                [describe_group_privacy([claim.guarantee for claim in stated_claims], delta)]
+                if stated_claims and unit.name == RECORD.name
                 else []
             ),
             *(sentence for _, sentence in sorted(counting_sentences)),

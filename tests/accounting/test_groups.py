@@ -16,6 +16,7 @@ from fedpriv.accounting.curves import delta_at, epsilon_at, group_privacy_curve,
 from fedpriv.accounting.guarantees import Sampled
 from fedpriv.accounting.poisson import GroupDirection, PoissonGaussian, SampledGroupRound
 from fedpriv.claims.claim import describe_group_privacy, group_bounds, group_epsilons
+from fedpriv.core.figures import format_upper_epsilon
 from tests.accounting.builders import hockey_stick, sampled_stick
 from tests.parts import in_parts
 
@@ -40,8 +41,17 @@ def test_group_privacy_of_a_sampled_run_always_has_a_finite_epsilon(
     found = group_epsilons(run, DELTA)
     assert found[2] == pytest.approx(two, rel=2e-3)
     assert found[8] == pytest.approx(eight, rel=2e-3)
-    assert "unknown" not in describe_group_privacy(run, DELTA)
+    assert "unknown" not in describe_group_privacy([run], DELTA)
     assert all(math.isfinite(each["epsilon"] or math.inf) for each in group_bounds(run, DELTA).values())
+
+
+def test_the_epsilon_of_several_records_is_that_of_the_run_that_protects_them_least() -> None:
+    """The run of the largest ε for one record is another one."""
+    one, eight = PoissonGaussian(0.7, 0.01, 20), PoissonGaussian(1.5, 0.1, 10)
+    assert one.epsilon_of(DELTA) > eight.epsilon_of(DELTA)
+    assert group_epsilons(one, DELTA)[8] < group_epsilons(eight, DELTA)[8]
+    worst = format_upper_epsilon(group_epsilons(eight, DELTA)[8])
+    assert f"8 records: ε = {worst}." in describe_group_privacy([one, eight], DELTA)
 
 
 @pytest.mark.slow

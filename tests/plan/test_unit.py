@@ -186,7 +186,7 @@ def test_group_privacy_of_two_and_eight_records_matches_reference_values() -> No
     chained = group_epsilons(secret, 1e-5)[2]
     assert chained > 2.0 * secret.epsilon_of(1e-5)
     assert secret.delta_of(chained / 2.0) * (1.0 + math.exp(chained / 2.0)) == pytest.approx(1e-5, rel=1e-3)
-    assert "2 records: ε = 9.998, 8 records: ε = 65.32" in describe_group_privacy(GaussianDP(1.0), 1e-5)
+    assert "2 records: ε = 9.998, 8 records: ε = 65.32" in describe_group_privacy([GaussianDP(1.0)], 1e-5)
     assert group_bounds(GaussianDP(1.0), 1e-5) == {
         "2": {"mu": pytest.approx(2.0), "epsilon": pytest.approx(9.997, abs=1e-3)},
         "8": {"mu": pytest.approx(8.0), "epsilon": pytest.approx(65.32, abs=1e-2)},

@@ -102,7 +102,7 @@ def test_a_range_of_mu_names_both_protection_levels_and_group_privacy_of_the_lar
     both = results_of_records(strong, weak)
     assert "(μ = 0.3: strong protection) to 97.8 % (μ = 4: next to no protection)" in describe_run(both)
     persons = [line for line in make_statements(both)[0].assumptions if line.startswith("One person")]
-    assert persons == [describe_group_privacy(GaussianDP(weak["mu"]), 1e-5)]
+    assert persons == [describe_group_privacy([GaussianDP(weak["mu"])], 1e-5)]
 
 
 def test_one_floating_point_cell_makes_the_whole_statement_assume_real_arithmetic() -> None:

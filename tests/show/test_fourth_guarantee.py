@@ -18,7 +18,7 @@ from fedpriv.claims.entries import make_event_data, read_ledger
 from fedpriv.claims.ledger import stream_from_data
 from fedpriv.cli.app import app
 from fedpriv.core.errors import InputError
-from fedpriv.participation.orders import FixedOrder, ReleasedSums
+from fedpriv.participation.orders import FixedOrder, Participation, ParticipationKeys, ReleasedSums
 from fedpriv.participation.registry import USER_PARTICIPATIONS
 from fedpriv.show.page import write_report
 from fedpriv.show.summary import privacy_lines
@@ -65,6 +65,10 @@ class Whispered(FixedOrder):
 
     name: ClassVar[str] = "whispered"
     title: ClassVar[str] = "whispered order"
+
+    @classmethod
+    def from_schedule(cls, order: Participation, keys: ParticipationKeys) -> Participation:
+        return cls(order.rounds, order.rounds_per_epoch)
 
     def guarantee(self, sums: ReleasedSums, std: float) -> Any:
         return Concentrated(0.5 * (sums.displacement(sums.sensitivity()) / std) ** 2)
