@@ -19,7 +19,7 @@
 | `freeze` | copy a module, so that only the layers that you name are trained |
 | `lora`, `merged` | add small trainable matrices to Linear layers, and merge them into plain Linear layers |
 | `RunObserver` | receives the events of a run |
-| `InputError`, `RunError`, `FedprivError` | errors that fedpriv raises on purpose |
+| `InputError`, `RunError`, `FedprivError` | errors with a message for users |
 
 The module of a name is imported when the name is first used, so that `fedpriv privacy` does not wait for torch.
 """
@@ -114,5 +114,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    """List the public names, also those that are imported on first use, for completion and `dir`."""
+    """List the public names, imported or not, and the names that begin with two underscores."""
     return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})

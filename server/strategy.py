@@ -1,8 +1,8 @@
 """Flower strategy of the server: broadcast x_t, aggregate the silos' messages, update the optimizer.
 
-In round t, from 1, the query x_t goes to the silos, silo i answers with its message, and q~_t, (d,), is the noisy
-mean of the messages.  The optimizer, the algorithm's rule, makes the next query x_{t+1} and the published model
-from the releases q~_1, …, q~_t.
+In round t, from 1, the query x_t goes to the silos, silo i answers with its message, and the server makes the
+release q~_t, (d,), of the messages.  The optimizer, the algorithm's rule, makes the next query x_{t+1} and the
+published model from the releases q~_1, …, q~_t.
 
 Messages that are masked, or to which a trusted server adds noise, are integers in real releases.  Then q~_t is
 unit / (Σ_i b_i) · (B y)_t, with the unit of the integers, the batch size b_i of silo i, and y_t the sum of the
@@ -112,7 +112,7 @@ class JournalEntry(NamedTuple):
     noisy_values: Tensor
     """q~_t, (d,), the silos' vectors in a row if each silo's are published, or integers y_t, flattened."""
     query_chain: bytes = b""
-    """Query chain, or b"" if the noise does not depend on the queries."""
+    """Query chain in integers, else b"" or zeros."""
 
 
 class ServerRelease(NamedTuple):
@@ -131,10 +131,11 @@ class ServerAggregator:
 
     Guarantee: outside a simulation the server adds no noise in floating point.
 
-    Guarantee: each release is a function of the journal's entries alone (`JournalEntry`), y_t or q~_t of the
-    rounds so far; the noise that a trusted server adds to integers is keyed by all queries so far and by the sums
-    to which the noise is added, so that a round that is rolled back and repeated with other queries or sums has
-    other noise, and a round repeated with the same queries and sums has the same noise.
+    Guarantee: each release is a function of the plan and of the journal's entries (`JournalEntry`), y_t or q~_t of
+    the rounds so far; the noise that a trusted server adds to integers is keyed by the run's key, by all queries
+    so far and by the sums to which the noise is added, so that under one key a round that is rolled back and
+    repeated with other queries or sums has other noise, and a round repeated with the same queries and sums has
+    the same noise.
     """
 
     def __init__(
@@ -149,16 +150,16 @@ class ServerAggregator:
     ) -> None:
         """Set up the aggregation of a plan.
 
-        Guarantee: with `publishes_each_silo`, and a plan whose server adds no noise, the release is what the silos
-        released, and the aggregator draws no noise.  `EvaluationPlan.publishes_each_silo`, from which callers take
-        the flag, is True for such plans only.
+        Guarantee: with `publishes_each_silo`, and a plan without masks whose server adds no noise, the release is
+        what the silos released, and the aggregator draws no noise.  `EvaluationPlan.publishes_each_silo`, from
+        which callers take the flag, is True for such plans only.
 
         Args:
             plan: Plan of the run.
             initial: Start vector, (d,), in the run's type.
             key: Key of the noise that is added to integers.
             load_secret_state: Function that returns the secret state, which is packed sums of silos, after the
-                last finished round, or b"" before the first round.
+                last finished round, or b"" if there is none.
             simulated_noise: Source of floating-point noise in a simulation, or None for real releases.
             publishes_each_silo: Whether the release is the silos' vectors in a row, instead of their mean.
 
@@ -195,7 +196,9 @@ class ServerAggregator:
         total = torch.cat(messages) if self._publishes_each_silo else self._steps.aggregate(messages, t)
         if not is_finite(total):
             bad_silos = ", ".join(str(silo) for silo, message in enumerate(messages) if not is_finite(message))
-            raise RunError(f"silo {bad_silos}, round {t}: the release has values that are not finite")
+            raise RunError(
+                f"silo {bad_silos}, round {t}: the release has values that are not finite, or too large to add"
+            )
         noisy, state = self._steps.add_noise(self._load_state(), t, total, SERVER, query)
         noisy = noisy.to(self._plan.stored_dtype)  # as the journal stores it, for `repeat_release`
         vector, self._state = self._steps.release(state, t, noisy, SERVER)
@@ -238,7 +241,7 @@ def _make_float_steps(plan: Plan, dtype: torch.dtype, simulated_noise: KeyedNorm
 def answers_by_silo(
     messages: Mapping[int, Message], replies: Iterable[Message], step: str
 ) -> tuple[dict[int, RecordDict], str]:
-    """Sort the replies to `messages` by silo, and join the reasons of refusals that are not final.
+    """Return the replies to `messages` by silo, and the reasons of refusals that are not final.
 
     A refusal is final if a repeated query is refused, too.
 
@@ -248,7 +251,7 @@ def answers_by_silo(
         step: Name of the step, such as "round 3", for errors.
 
     Returns:
-        The content of each reply that is not a refusal, by silo, and the reasons as one text.
+        The content of each reply that is not a refusal, by silo, and a text with "; " before each reason.
 
     Raises:
         RunError: A silo failed, or refused for good.
@@ -329,7 +332,7 @@ RosterFinder = Callable[[Grid, int, float], list[int]]
 
 
 MissedRounds = dict[int, list[int]]
-"""Silo -> rounds in which it was absent, or did not reply in time."""
+"""Silo -> rounds in which a substitute message took the place of its reply."""
 
 
 class Journal(Protocol):
@@ -353,7 +356,8 @@ class Journal(Protocol):
             t: Round.
             entry: Values of the round from which its release can be computed again.
             missed_rounds: Rounds that silos missed until now.
-            last_releases: Each silo's last message, (silos, d), or None if no later round can need it.
+            last_releases: Each silo's last message, or its substitute, (silos, d), or None if no later round can
+                need it.
             secret_state: Packed sums of silos for the next round, secret outside the server, or b"".
         """
         ...
@@ -363,17 +367,17 @@ class Journal(Protocol):
         ...
 
     def last_releases(self) -> Tensor | None:
-        """Return each silo's last message, (silos, d), or None if it is not stored."""
+        """Return each silo's last message, or its substitute, (silos, d), or None if it is not stored."""
         ...
 
 
 class ReleaseStrategy:
-    """Rounds of one run: broadcast a query, aggregate the replies, hand the noisy mean to the optimizer.
+    """Rounds of one run: broadcast a query, aggregate the replies, hand the release to the optimizer.
 
-    Guarantee: every broadcast is post-processing of one of three sequences: the releases that the strategy
-    received (untrusted server), the q~_t with the server's own noise (trusted server), or the sums of masked
-    messages (secure aggregation).  In a run with noise, the sequence keeps what `make_release_streams` claims for
-    each silo's records.  Masked messages are added up all or none.
+    Guarantee: every query is post-processing of the silos' absences and of one of three sequences: the releases
+    that the strategy received (untrusted server), the q~_t with the server's own noise (trusted server), or the
+    sums of masked messages (secure aggregation).  In a run with noise, the sequence keeps what
+    `make_release_streams` claims for each silo's records.  Masked messages are added up all or none.
     """
 
     def __init__(
@@ -398,15 +402,15 @@ class ReleaseStrategy:
             find_roster: Function that finds the node ids of the silos.
             min_replies: Least number of replies with which a round continues, with a message of increment 0 for
                 each silo that does not reply (`substitute_message`), or None if a missing reply ends the run.
-            absences: Absences of a simulation, by round.  Absent silos are not queried, and count in the same way.
+            absences: Absences of a simulation.  Absent silos are not queried, and count in the same way.
             checkpoints: Ledger checkpoints of the silos, or None for silos without ledgers.
 
         Raises:
             RunError: The journal is damaged.
         """
         self.plan = plan
-        # Numbers of records and clipped records so far, or None once a reply lacks them.
-        self.counts: RecordCounts | None = RecordCounts(0, 0)
+        # Numbers of records and clipped records so far, or None with a journal, or once a reply lacks them.
+        self.counts: RecordCounts | None = RecordCounts(0, 0) if journal is None else None
         self.rounds_done = 0
         self._journal, self._checkpoints, self._find_roster, self._aggregator = (
             journal,
@@ -424,7 +428,9 @@ class ReleaseStrategy:
         # A substitute message may need a silo's last message, and a run without them stores none.
         silos = len(plan.weights) if self._substitutes_messages else 0
         self._last_releases = (
-            torch.zeros(silos, len(initial), dtype=initial.dtype) if stored_releases is None else stored_releases
+            torch.zeros(silos, len(initial), dtype=plan.message_dtype)
+            if stored_releases is None
+            else stored_releases
         )
         self._message_lengths = tuple(round_plan.message_length for round_plan in plan.rounds)
         self._optimizer_state = plan.optimizer.start(initial)
@@ -566,7 +572,7 @@ class ReleaseStrategy:
         return self._encode_cached(self.model)
 
     def _encode_cached(self, vector: Tensor) -> ArrayRecord:
-        """Encode a vector, (d,), or return the cached arrays if the last call had the same tensor.
+        """Encode a vector, (d,), or return the cached arrays if they are of the same tensor.
 
         The model that is evaluated and the next query are often the same tensor.
         """

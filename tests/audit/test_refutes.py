@@ -182,6 +182,31 @@ def test_low_bits_without_noise_let_the_attack_guess_every_trial(
     assert right(small_cell, *of, "residues modulo 2^16") == TRIED
 
 
+SCHEDULED = {
+    "name": "dp-ftrl", "clip": 1.0, "step": 0.1,
+    "mechanism": "scheduled", "noise_sizes": [2.0, 1.5, 0.7, 3.0, 1.0, 1.0, 1.0, 1.0],
+}  # fmt: skip
+"""Noise of a size of its own in each round, and more rounds than an attack has."""
+
+
+@pytest.mark.parametrize("trust", TRUSTS)
+def test_the_attack_on_integers_knows_the_noise_size_of_each_round(
+    small_cell: MakeCell, monkeypatch: pytest.MonkeyPatch, trust: str
+) -> None:
+    """Integers were divided by the round's size of noise, and eight sizes did not fit the four rounds."""
+    planted.coarse_noise(monkeypatch)
+    monkeypatch.setattr(attacks, "_FEATURE_COUNT", 2**10 - 1)
+    changes = {"federation__rounds": 8, "run__dtype": "float64", "privacy": {"relation": "zero-out", "mu": 1.0}}
+    cell = small_cell(algorithm=SCHEDULED | {"trust": trust}, **changes)
+    small = attacks.integers_cell(cell, 1.0)
+    assert small.algorithm.settings.noise_sizes == (2.0, 1.5, 0.7, 3.0)
+    with torch.inference_mode():
+        tried = [attacks.attack_integers(small, seed) for seed in range(4)]
+    evidence = [scores[attacks.INTEGER_TESTS.index("residues modulo 2^16")] for _, scores in tried]
+    assert [value > 0.0 for value in evidence] == [present for present, _ in tried]
+    assert min(map(abs, evidence)) > 4 * 2**10  # about 4 x 2^11 residues of zero, against uniform ones
+
+
 def test_a_perfect_integer_attack_refutes_a_claim_of_mu_one(
     small_cell: MakeCell, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -55,6 +55,17 @@ def test_a_server_killed_twice_continues_from_its_journal_to_the_same_model(
     assert torch.equal(serve(cell, tmp_path / "cut", silos, 8), whole)
 
 
+def test_a_run_that_resumes_after_its_last_round_reports_no_clipped_records(
+    small_cell: MakeCell, tmp_path: Path
+) -> None:
+    """No silo was asked: 0 clipped of 0 records became a share of 0 %."""
+    cell = small_cell(privacy={"relation": "zero-out", "mu": 2.0}, run__arithmetic="integers")
+    plan, silos = plan_with(cell), silos_of(cell)
+    serve_plan(plan, tmp_path, silos, 8)
+    resumed = serve_plan(plan, tmp_path, silos, 8)
+    assert (resumed.rounds_done, resumed.counts) == (8, None)
+
+
 def test_a_truncated_journal_entry_is_ignored_and_rounds_are_recorded_in_order(tmp_path: Path) -> None:
     journal = journal_in(tmp_path)
     first = torch.randn(7850, dtype=torch.float64)

@@ -186,6 +186,16 @@ def test_a_server_adds_up_the_records_and_the_clipped_ones_of_all_rounds(
     assert (after.rounds_done, after.counts) == (8, RecordCounts(48, clipped))
 
 
+@pytest.mark.parametrize("silo", ["0", "1"])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_the_substitute_of_a_silo_absent_in_round_1_has_the_type_of_the_messages(
+    small_cell: MakeCell, silo: str, dtype: str
+) -> None:
+    """Sums for a trusted server are float64 in any run: a substitute in float32 for silo 0 ended the run."""
+    cell = small_cell(algorithm__trust="trusted", run__dtype=dtype, federation__away={silo: [1]})
+    assert run_with(honest, cell).missed_rounds == {int(silo): [1]}
+
+
 def test_two_nodes_that_claim_to_be_one_silo_are_refused(small_cell: MakeCell) -> None:
     class TwinGrid(InProcessGrid):
         def __init__(self, *arguments: Any) -> None:

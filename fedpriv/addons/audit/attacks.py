@@ -85,7 +85,7 @@ _SAME_VALUE_TOLERANCE = 2.0**-12
 def integers_cell(cell: Cell, mu: float) -> Cell:
     """Cut a cell to the size of the attack on integers.
 
-    The small cell has at most 4 rounds and 2 silos, and one record a batch.
+    The small cell has at most 4 rounds and 2 silos, and one unit of protection a batch.
     """
     return make_audit_cell(cell, mu, min(_ROUND_COUNT, cell.schedule.rounds), min(2, cell.federation.silos), 1)
 
@@ -159,12 +159,16 @@ def _target_shard(cell: Cell, plan: Plan, *, is_present: bool) -> Shard:
 def _noisy_integers(plan: Plan, exact: ExactPlan, releases: Sequence[torch.Tensor]) -> NDArray[np.float64]:
     """Compute y, (T, d) in integer units, from T released means (d,), up to rounding in their type.
 
-    Releases are R = B y · unit / records.  B (T, T) is the noise factor, `unit` the size of an integer unit, and
-    `records` the number of records of a mean: of all silos if the server adds the noise, else of silo 0.
+    Releases are R = F D⁻¹ y · unit / records.  F (T, T) is the noise factor, and D the diagonal matrix of the
+    rounds' noise scales, which F includes.  `unit` is the size of an integer unit, and `records` the number of
+    records in a batch: of all silos if the server adds the noise, else of silo 0.
     """
-    rows = np.stack([vector.double().numpy() for vector in releases])
-    records = sum(plan.batch_sizes) if plan.trust.adds_noise(SERVER) else plan.batch_sizes[0]
-    return np.asarray(np.linalg.inv(noise_factor(plan)) @ rows * (records / exact.lattice.unit))
+    rows, records = (
+        np.stack([vector.double().numpy() for vector in releases]),
+        sum(plan.batch_sizes) if plan.trust.adds_noise(SERVER) else plan.batch_sizes[0],
+    )
+    scales = np.array([exact.inputs.factorization.strategy.noise_scales(t) for t in range(1, len(rows) + 1)])
+    return np.asarray(np.linalg.inv(noise_factor(plan)) @ rows * scales * (records / exact.lattice.unit))
 
 
 def _silo_sums(cell: Cell, plan: Plan, shard: Shard, silo_id: int) -> list[Ints]:
@@ -213,16 +217,19 @@ def _score_world(
     for t, round_sums in enumerate(zip(*sums, strict=True), start=1):
         output, state = strategy.step(state, t, _sum_vectors(round_sums))
         outputs.append(output)
-    residual = noisy - np.array(outputs)
-    # Standard deviation of the noise of all parties whose noise is in y, in integer units.
-    noise_size = exact.party_claim(0).sigma * (exact.inputs.party_count**0.5)
+    residual, scales = (
+        noisy - np.array(outputs),
+        np.array([strategy.noise_scales(t) for t in range(1, len(noisy) + 1)]),
+    )
+    # Standard deviation of the noise of all parties whose noise is in y, in each round, in integer units, (T, 1).
+    noise_sizes = exact.party_claim(0).sigma * (exact.inputs.party_count**0.5) * scales
     seeded_release = _seeded_release(cell, plan, [silo_sums[0] for silo_sums in sums])
-    match_share = float((np.abs(noisy[0] - seeded_release) <= _SAME_VALUE_TOLERANCE * noise_size).mean())
+    match_share = float((np.abs(noisy[0] - seeded_release) <= _SAME_VALUE_TOLERANCE * noise_sizes[0]).mean())
     residual_part = residual[:, :_RESIDUE_COUNT]
     residues = [
         float(np.cos(2.0 * np.pi * np.mod(residual_part, 2.0**bits) / 2.0**bits).sum()) for bits in MODULUS_BITS
     ]
-    return np.array([*_radius_scores(residual / noise_size), *residues, match_share])
+    return np.array([*_radius_scores(residual / noise_sizes), *residues, match_share])
 
 
 def _seeded_release(cell: Cell, plan: Plan, sums: Sequence[Ints]) -> Scores:
@@ -279,7 +286,7 @@ _HOSTILE_TESTS = ("no finite reply to", "too long a reply to")
 def hostile_cell(cell: Cell, mu: float) -> Cell | None:
     """Cut a cell to the size of the attack by queries, or return None if the server adds the noise.
 
-    The small cell has at most 3 rounds and 2 silos, and one record a batch.
+    The small cell has at most 3 rounds and 2 silos, and one unit of protection a batch.
     """
     if cell.algorithm.trust_setting.adds_noise(SERVER):
         return None
@@ -337,7 +344,7 @@ def bound_hostile_attack(trials: Mapping[str, list[tuple[bool, Scores]]], failur
 
 
 def hostile_queries(plan: Plan) -> list[Tensor]:
-    """Return the hostile queries under which canaries are tested, one a round, of all kinds in turn."""
+    """Return the hostile queries under which canaries are tested, one a round, of the kinds in turn."""
     rounds = plan.schedule.rounds
     kinds = [_queries_of_kind(kind, plan.objective, rounds) for kind in HOSTILE_KINDS]
     return [kinds[t % len(kinds)][t] for t in range(rounds)]
@@ -375,7 +382,7 @@ def _ask_reply(silo: RestartableSilo, t: int, query: Tensor, keys: bytes) -> Ten
 def _excess_length(plan: Plan, reply: Tensor | None) -> float:
     """Return 1 if the norm of a reply (d,) is above a limit that is generous to correct code, else 0.
 
-    The limit is the sum of a record's largest contributions to all T rounds, plus 6 √(d T) standard deviations of
+    The limit is the sum of a unit's largest contributions to all T rounds, plus 6 √(d T) standard deviations of
     the silo's noise.  A missing reply (None) and a masked message give 0.
 
     Args:

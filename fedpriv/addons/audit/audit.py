@@ -65,8 +65,9 @@ class Audit:
     `mu` is a lower bound on the privacy loss of the code, wrong with a probability of at most 1 - confidence.
     `claimed_mu` and `mu` are those of the family whose bound is the largest fraction of its claim.
 
-    The claim of secret rounds is a curve, and `claimed_mu` is then the μ that the curve allows at the rate
-    `alarms` of false alarms.
+    The claim of secret rounds is a curve.  Then `claimed_mu` is the μ that the curve allows at the rate `alarms`
+    of false alarms, and the family is that with the largest `mu` minus `claimed_mu`.  If only the run's
+    evaluations exceed their claim, `claimed_mu` and `mu` are theirs.
     """
 
     claimed_mu: float
@@ -83,10 +84,10 @@ class Audit:
     claims: Mapping[str, float]
     """Claimed μ by family, which differs between parts of a run, or the μ that a curve allows."""
     sees: Mapping[str, float]
-    """Largest share of the noise that is refuted with probability 95 % or more, by family."""
+    """Largest share of the noise that is refuted with probability 95 % or more, by family, if it is computed."""
     confidence: float
     trials: int
-    """Number of canaries, those of a first step and of evaluations aside, or of releases of statistics."""
+    """Number of canaries of the rounds under ordinary queries, or of releases of statistics."""
     rounds: int
     """Number of rounds of the small run that was audited."""
     silos: int
@@ -130,9 +131,10 @@ def audit(
     Args:
         cell: Cell of a scenario.
         claimed_mu: μ of the claim, from 0.001 to 100.
-        trials: Number of canaries, at least 2048, rounded up to whole runs of 1024.  A run that reads fewer than
-            four different batches has 256 canaries for each of them instead.  For statistics there are `trials` /
-            16 releases, rounded up.
+        trials: Number of canaries, at least 2048, rounded up to whole runs of 1024.  A run whose rounds read fewer
+            than four different ranges of rows has 256 canaries for each range instead.  A run of secret rounds
+            counts as 512, and has one canary a row if it has fewer rows.  For statistics there are `trials` / 16
+            releases, rounded up.
         confidence: Confidence of the lower bounds, in [0.5, 1).
         seed: Seed of the coins.
         progress: Function that is called with an estimate of the finished share of the work, up to 1.
@@ -238,7 +240,7 @@ def _check_options(cell: Cell, claimed_mu: float, trials: int, confidence: float
     if cell.algorithm.row.model is not None:
         raise InputError(
             f"algorithm.name = {cell.algorithm.name!r}: canaries are gradients, and its records answer with more; "
-            "audit a copy with 'dp-sgd', whose clip, noise and guards are the same"
+            "audit a copy with 'dp-sgd', which has the same code of clip, noise and guards"
         )
     if cell.model.name == STATISTICS and cell.privacy.unit != RECORD.name:
         raise InputError(
@@ -282,8 +284,9 @@ def _audit_secret_rounds(
     Args:
         cell: Cell of the scenario.
         mu: μ of the claim.
-        trials: Number of canaries in shared runs, rounded up to whole runs.  The family "company" has a sixteenth
-            of this number, rounded down, in addition, each in a run of its own.
+        trials: Number of canaries in shared runs, rounded up to whole runs of 512, or of one canary a row if there
+            are fewer rows.  The family "company" has a sixteenth of the argument, rounded down, in addition, each
+            in a run of its own.
         confidence: Confidence of the bounds.
         seed: Seed of the coins, which decide on the world of each canary.
         progress: Function that is called with an estimate of the finished share of the work, up to 1.

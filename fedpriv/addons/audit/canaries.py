@@ -57,7 +57,7 @@ class RestartableSilo(SiloEndpoint, Protocol):
 
 
 class PublicOrderViews(ShardViews):
-    """Shard whose persons are read in the public order of their numbers.
+    """Forms of a shard whose persons are read in the public order of their numbers.
 
     A deployed guard derives a secret order of persons from the key of the run.  The guard's releases are a mixture
     over orders, each as likely for a file as for its neighbour.  An adversary who knows the order sees all that
@@ -189,9 +189,10 @@ def make_audit_cell(cell: Cell, mu: float, rounds: int, silos: int, batch: int, 
 
     The privacy target becomes `mu`, and the noise follows from it.  The model becomes softmax regression, for
     which the increments of canaries are known.  A clip that follows from constants of the scenario's loss
-    ("lipschitz" or "growing"), or is not set, becomes 1.  Silos become equal, in size and in target, and none is
-    absent.  At most four records of a person or client count.  Settings of [run] on metrics and on how a
-    simulation computes get plain values, but its `dtype`, `passes`, `word` and `evaluations` stay.
+    ("lipschitz" or "growing"), or is not set, becomes 1.  Sizes of the noise by round are those of the first
+    rounds.  Silos become equal, in size and in target, and none is absent.  At most four records of a person or
+    client count.  Settings of [run] on metrics and on how a simulation computes get plain values, but its `dtype`,
+    `passes`, `word` and `evaluations` stay.
 
     Args:
         cell: Cell under audit.
@@ -215,13 +216,20 @@ def make_audit_cell(cell: Cell, mu: float, rounds: int, silos: int, batch: int, 
             "arithmetic": "float",
         }
     )  # fmt: skip
-    data = cell.data.model_copy(update={"partition": "iid", "concentration": None, "shards": None})
-    algorithm = cell.algorithm
+    sizes = getattr(cell.algorithm.settings, "noise_sizes", ())
+    algorithm = cell.algorithm.model_copy(update={"noise_sizes": sizes[:rounds]} if sizes else {})
     # A name, such as "lipschitz", stands for a formula of the loss's constants.
     if (clip := getattr(algorithm.settings, "clip", _CLIP)) is None or isinstance(clip, str):
         algorithm = algorithm.model_copy(update={"clip": _CLIP})
     model = ModelSection.model_validate({"name": "softmax-regression", "feature_norm": FAR_NORM})
-    return cell.derive_cell(privacy, federation, algorithm, data=data, model=model, run=run)
+    return cell.derive_cell(
+        privacy,
+        federation,
+        algorithm,
+        data=cell.data.model_copy(update={"partition": "iid", "concentration": None, "shards": None}),
+        model=model,
+        run=run,
+    )
 
 
 def make_canary_objective(cell: Cell, features: int) -> Objective:
@@ -301,7 +309,7 @@ class CanaryLayout:
 
         Args:
             passes: Rows of the silo's order that rounds 1, 2, … read.
-            heaviest: Round of the first pass in which a canary weighs most, from 1.
+            heaviest: Round that gets its canaries first, from 1.
             canaries: Number of canaries, of which fewer are made if the other rounds are full.
             batch: Largest number of canaries of a round, at most its number of rows.
         """

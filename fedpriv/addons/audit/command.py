@@ -69,9 +69,11 @@ def _load_cell(request: AuditRequest) -> Cell:
 
 
 def _format_family(outcome: Audit, name: str, bound: float) -> str:
-    """Format a family's bound, with its claim if the families have different claims and no curve."""
+    """Format a family's bound, with its claim if the claims differ and the outcome is not that of a curve."""
     has_own_claims = outcome.alarms is None and len(set(outcome.claims.values())) > 1
-    return f"{name} μ ≥ {bound:.3g}" + (f" of {outcome.claims[name]:.3g}" if has_own_claims else "")
+    return f"{name} μ ≥ {format_lower(bound, 3)}" + (
+        f" of {format_upper(outcome.claims[name], 3)}" if has_own_claims else ""
+    )
 
 
 @contextmanager

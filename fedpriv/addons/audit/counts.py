@@ -94,8 +94,8 @@ def find_furthest_pair(cell: Cell, plan: Plan, seed: int) -> _WorldPair:
 
     Distance is the l2 distance of increments, in clips.  Under zero-out the second world is the absence of the
     record with the longest increment.  In the column of an axis the first candidates have values of all its cells,
-    as far as there are enough candidates, and the others have random ones of these values.  If the search misses a
-    pair that is further apart, that costs power only.
+    as far as there are enough candidates, and the others have random ones of these values.  If axes share a
+    column, the last of them decides.  If the search misses a pair that is further apart, that costs power only.
 
     Args:
         cell: Small run, from `make_counts_cell`.
@@ -127,9 +127,10 @@ def find_furthest_pair(cell: Cell, plan: Plan, seed: int) -> _WorldPair:
 
 
 def _axis_values(axis: Axis) -> NDArray[np.float64]:
-    """Return at least one raw value in each cell of an axis, those of extreme cells first.
+    """Return raw values in all cells of an axis, those of extreme cells first.
 
-    NaN is in the cell of missing values.  An axis without edges has the codes 0 … words - 1 of a vocabulary.
+    A cell that float64 does not tell from its neighbour may have none.  NaN is in the cell of missing values.  An
+    axis without edges has the codes 0 … words - 1 of a vocabulary.
     """
     if axis.edges is None:
         return np.array([0.0, *range((axis.words or 1) - 1, 0, -1), np.nan])
@@ -150,7 +151,7 @@ class _CountingSilo(GuardedSilo):
         that the features of the shard are zeros.
 
         Args:
-            folder: Folder for the guard's ledger, its socket and the key of the records.
+            folder: Folder for the guard's ledger and the key of the records.
             silo_id: Number of the silo.
             cell: Cell of the plan of statistics.
             raw: Raw record of the silo's world, (columns,).
@@ -238,7 +239,7 @@ def audit_counts(
 
 
 def _open_world(folder: Path, cell: Cell, pair: _WorldPair, world: int) -> list[_CountingSilo]:
-    """Open the guards of all silos, where silo 0 counts a world's record and the others count nothing."""
+    """Open the guards of all silos, where silo 0 counts a world's record, if any, and the others count nothing."""
     folder.mkdir()
     return [
         _CountingSilo(folder, silo_id, cell, pair.raw[world], is_present=silo_id == 0 and pair.is_present[world])
