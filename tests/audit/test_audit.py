@@ -12,7 +12,15 @@ import torch
 
 from fedpriv.addons.audit.audit import audit
 from fedpriv.addons.audit.canaries import CanaryLayout, make_audit_cell, make_canary_objective, rows_by_round
-from fedpriv.addons.audit.statistics import bound_at_threshold, canary_weight_and_std, mu_lower_bound
+from fedpriv.addons.audit.families import make_run_parts
+from fedpriv.addons.audit.statistics import (
+    bound_at_threshold,
+    canary_weight_and_std,
+    matched_filter,
+    mu_lower_bound,
+    separation,
+)
+from fedpriv.addons.audit.transcripts import public_run_size
 from fedpriv.cli import main
 from fedpriv.core.errors import InputError
 from fedpriv.plan.plan import make_plan
@@ -134,6 +142,32 @@ def test_a_canary_weighs_less_in_a_round_of_several_batches(small_cell: MakeCell
     assert [len(rows) for rows in rows_by_round(small)] == [9, 3, 3, 9, 3, 3]
     plan = make_plan(small, make_canary_objective(small, 4), for_release=True)
     assert [canary_weight_and_std(plan, t)[0] for t in (1, 2)] == pytest.approx([4.0 / 9.0, 2.0 / 3.0])
+
+
+def test_the_audit_signal_of_a_canary_ends_where_the_sums_restart(small_cell: MakeCell) -> None:
+    """Sums restart in round 4; the worlds lay 1.73 noises apart at a claim of 1, and the power was overstated."""
+    algorithm = {
+        "name": "goldstein-single-pass", "trust": "untrusted", "anchor_batches": 3, "smoothing": 0.1,
+        "radius": 0.02, "period": 3, "anchor_clip": 4.0, "clip": 2.0, "step": 0.01, "window": 2, "output": "last",
+    }  # fmt: skip
+    small = make_audit_cell(small_cell(algorithm=algorithm, privacy__rho=None, privacy__mu=1.0), 1.0, 6, 2, 3)
+    plan = make_plan(small, make_canary_objective(small, 4), for_release=True)
+    assert matched_filter(plan, 1) == pytest.approx([1.0, 1.0, 0.0, 0.0, 0.0, 0.0])
+    assert separation(plan) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(("rounds", "size"), [(20, (12, 1)), (50, (12, 3)), (60, (12, 3))])
+def test_passes_by_the_number_of_samples_are_audited_as_passes(
+    small_cell: MakeCell, rounds: int, size: tuple[int, int]
+) -> None:
+    """600 samples in batches of 10 of 3 silos, 20 rounds a pass: three passes were audited as a single one."""
+    cell = small_cell(
+        algorithm={"name": "dp-sgd", "trust": "untrusted", "clip": 1.0, "step": 0.5},
+        federation={"samples": 600, "silos": 3, "batch": 10, "rounds": rounds},
+        privacy={"relation": "replace-one", "mu": 1.0},
+    )
+    assert public_run_size(cell, 12) == size
+    assert make_run_parts(cell, 1.0, 1, 0)["rounds"].small_cell.schedule.rounds_per_epoch == 12 // size[1]
 
 
 def test_canaries_are_placed_in_the_rows_of_their_round(small_cell: MakeCell) -> None:

@@ -24,7 +24,7 @@ from fedpriv.addons.audit.canaries import (
 )
 from fedpriv.addons.audit.families import AuditRefutedError
 from fedpriv.addons.audit.statistics import heaviest_round, matched_filter, noise_factor
-from fedpriv.addons.audit.transcripts import public_run_size
+from fedpriv.addons.audit.transcripts import check_clients, public_run_size
 from fedpriv.core.errors import InputError
 from fedpriv.core.random import derive_key
 from fedpriv.loss.objective import Batch, Query, Records
@@ -253,7 +253,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         'federation.sampling = "available": .* with sampling = "fixed"',
     ),
     ({"algorithm__clip_quantile": 0.5}, "algorithm.clip_quantile: the clip of the moment is a coordinate"),
-    ({"algorithm__local_step": 1e-5}, "--set algorithm.local_step=0.000707 or more"),
+    ({"algorithm__local_step": 1e-5}, "--set algorithm.local_step=0.000708 or more"),
 ]
 
 
@@ -264,3 +264,11 @@ def test_clients_that_canaries_cannot_represent_are_refused_in_one_line(
     with pytest.raises(InputError, match=line) as refused:
         audit(client_cell(**changes))
     assert "\n" not in str(refused.value)
+
+
+def test_a_refused_local_step_names_a_step_that_is_accepted() -> None:
+    """At clip 0.5 the limit is 0.00070711, and 0.000707 was advised, which is refused."""
+    with pytest.raises(InputError) as refused:
+        check_clients(client_cell(algorithm__local_step=1e-5))
+    advised = float(str(refused.value).partition("local_step=")[2].split()[0])
+    check_clients(client_cell(algorithm__local_step=advised))

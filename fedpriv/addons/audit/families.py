@@ -51,7 +51,7 @@ ProgressCallback = Callable[[float], None]
 
 
 class StepCounter:
-    """Counter of steps, where a step takes about as long as one run of canaries."""
+    """Counter of steps that take about equally long, such as runs of canaries."""
 
     def __init__(self, progress: ProgressCallback, total: float) -> None:
         self._progress, self._total, self._finished_steps = progress, total, 0.0
@@ -116,13 +116,14 @@ class AuditRefutedError(FedprivError):
 
 
 class FamilyResult(NamedTuple):
-    """Result of a family: its largest lower bound on μ, the test, the claimed μ, and the power."""
+    """Result of a family: the lower bound on μ of its best test, the test, the claimed μ, and the power."""
 
     mu: float
-    """Largest lower bound on μ of the family's tests, 0 if they show nothing."""
+    """Lower bound on μ, 0 if the tests show nothing."""
     test: str
     """Name of the test that shows `mu`."""
     claimed_mu: float
+    """Claimed μ, or the μ that a claimed curve allows the test."""
     detectable_noise_share: float | None = None
     """Share of the noise that is refuted with probability `POWER` or more, or None if it is not computed."""
 
@@ -134,7 +135,7 @@ class AuditedPart(NamedTuple):
     small_cell: Cell
     """Cell of few rounds, silos and records, recalibrated to `mu`, on which canaries run."""
     run_count: int
-    """Number of runs, with new coins and noise in each."""
+    """Number of runs of the family "canaries", with new coins and noise in each."""
     mu: float
     """Claimed μ of this part alone."""
     seed: int
@@ -154,8 +155,8 @@ class AuditedPart(NamedTuple):
             composed_mu: μ of all parts together that read the same records.
 
         Raises:
-            AuditRefutedError: If the cell's schedule reads other records than the claim assumes.
-            InputError: If the cell has no fixed order with records in every round.
+            AuditRefutedError: If the small cell's schedule reads other records than the claim assumes.
+            InputError: If the cell has no fixed order, or the small cell is refused.
         """
         (rounds, passes), silos = public_run_size(cell, MAX_ROUNDS), min(cell.federation.silos, MAX_SILOS)
         small_cell = make_audit_cell(cell, mu, rounds, silos, HEAVIEST_ROUND_COUNT, passes)
@@ -210,7 +211,7 @@ def make_run_parts(cell: Cell, mu: float, runs: int, seed: int) -> dict[str, Aud
 
     Raises:
         AuditRefutedError: If the schedule reads other records than the claim assumes.
-        InputError: If the cell has no fixed order with records in every round.
+        InputError: If the cell has no fixed order, or the small cell or the first step of a part is refused.
     """
     target_mu, budget = cell.privacy.target_mu, cell.budget
     assert target_mu is not None
@@ -259,7 +260,7 @@ def audit_canaries(
     share the other half equally.  A single part has all of `failure` if it is the rounds, and else half of it.
 
     Args:
-        parts: Parts of the run by name.
+        parts: Parts of the run by name, the rounds among them if there are several.
         failure: Probability that some bound is wrong, at most.
         steps: Counter, which counts one step for each run.
 
@@ -319,7 +320,7 @@ def _audit_driven_canaries(part: AuditedPart, failure: float, steps: StepCounter
 
     Hostile queries have weights of extreme size, huge or denormal.  Increments of canaries may change their sign
     under such a query.  So all tests run on the releases and on the negated releases, with half of `failure` each.
-    A quarter as many runs are made as for other canaries.
+    A quarter as many runs are made as for other canaries, rounded up.
 
     Args:
         part: Rounds of the run under audit.
@@ -327,7 +328,7 @@ def _audit_driven_canaries(part: AuditedPart, failure: float, steps: StepCounter
         steps: Counter, which counts one step for each run.
     """
     plan = part.build_plan()
-    # A query has one feature for each canary, of which runs of few rounds have fewer.
+    # A query has one feature for each canary, and runs of few rounds have fewer canaries.
     canary_plan = part.build_plan(len(part.build_layout(plan).rounds))
     trials = part.collect_trials(
         plan, _reduce_run_count(part.run_count), attacks.hostile_queries(canary_plan), steps
@@ -347,8 +348,8 @@ def _audit_rollback(part: AuditedPart, failure: float, steps: StepCounter) -> tu
     """Return the largest lower bound on μ, and its test, from releases before and after a rollback.
 
     A rollback restores a machine from its backup.  Here it is restored to the start of the round where canaries
-    weigh most, which then gets another query.  Round 1 is avoided, because a run that is opened again draws
-    another key.
+    weigh most, which then gets another query.  Round 2 takes the place of round 1, if the run has two rounds,
+    because a run that is opened again draws another key.
     """
     t = max(heaviest_round(part.build_plan()), min(2, part.small_cell.schedule.rounds))
     layout = CanaryLayout.from_rows(rows_by_round(part.small_cell), t, HEAVIEST_ROUND_COUNT, HEAVIEST_ROUND_COUNT)

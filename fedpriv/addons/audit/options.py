@@ -1,4 +1,4 @@
-"""Options of this add-on's commands, whose code is imported when a command is called."""
+"""Command `fedpriv audit` and its options, whose implementation is imported when it is called."""
 
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,20 +1,20 @@
 """Canaries in secret rounds, and tests that know as much about their rounds as an adversary.
 
-A *canary* is a planted record, present or absent by a fair coin, which is one trial.  Its rounds are *secret* if
-only the silo knows them.  An *epoch* is a pass over the records.  A *release* is a vector of a round with its
-noise, projected on the direction of a canary.  Two families of tests are compared with the claimed curve
-(`statistics.ClaimedCurve`):
+A *canary* is a planted unit, such as a record, present or absent by a fair coin, which is one trial.  Its rounds
+are *secret* if only the silo knows them.  An *epoch* is a pass over the records.  A *release* is a vector of a
+round with its noise, projected on the direction of a canary.  Two families of tests are compared with the claimed
+curve (`statistics.ClaimedCurve`):
 
-* Canaries: one run of the deployed path has many canaries, each in rounds that its guard draws.  The best test is
+* Canaries: one run of the deployed path has many canaries, each in rounds that the silo draws.  The best test is
   the mean of the likelihood ratios over the rounds that are possible.  Other tests suit broken schedules, for
   example one whose coins follow from the public seed.
 * Company: a silo has one canary, and all its other records pull the other way as far as they can.  An adversary
   who knows the other records must not learn the canary's round from them, nor from the divisor of the sum.
 
-Releases are in units of one record's clipped weight: with independent noise z · N(0, 1), plus 1 in rounds of a
-canary that is present.  Rows of a silo's order are in public groups: row i is in group i mod `groups`, and takes
-part only in rounds t (from 1) with t - 1 ≡ i (mod `groups`).  Each group has `bins` such rounds in an epoch, of
-which a row's secret rounds are drawn.  Shapes name n canaries and T rounds.
+Releases are in units of one record's clipped weight.  If all rounds have the same clip and the same independent
+noise, a release without other records is z · N(0, 1), plus 1 in rounds of a canary that is present.  Rows of a
+silo's order are in public groups: row i is in group i mod `groups`, and its secret rounds t (from 1) are drawn
+among those with t - 1 ≡ i (mod `groups`).  An epoch has `bins` such rounds.  Shapes name n canaries and T rounds.
 """
 
 import math
@@ -165,9 +165,9 @@ def _to_weight_units(plan: Plan, releases: Floats) -> Floats:
 def _factorize(mechanism: Mechanism, workload: Workload) -> tuple[Floats, Floats]:
     """Return B and C, both (T, T), of A = B C for a mechanism with one fresh vector a round.
 
-    The workload A maps increments to running sums: its entries are decay^(t-k) for k ≤ t, else 0.  The noise of
-    round t is row t of the noise factor B times the fresh vectors of all rounds.  So B is found by running the
-    mechanism with the t-th unit vector (T,) as the fresh vector of round t.  Then C is B⁻¹ A.
+    The workload A maps increments to running sums that never restart: its entries are decay^(t-k) for k ≤ t, else
+    0.  The noise of round t is row t of the noise factor B times the fresh vectors of all rounds.  So B is found
+    by running the mechanism with the t-th unit vector (T,) as the fresh vector of round t.  Then C is B⁻¹ A.
 
     Args:
         mechanism: Mechanism with the noise factor B.

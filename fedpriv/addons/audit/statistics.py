@@ -1,9 +1,9 @@
 """Statistics of an audit: lower bounds on μ, tests of canaries, and claims that are curves.
 
-A *canary* is a planted record.  A trial is one canary in one run.  Every trial has a world, present or absent,
-chosen by a fair coin, and a score.  A *release* is a noisy sum or mean of a round, projected on the canary's
-direction.  A test that is given a threshold guesses "present" for scores above it.  Two facts on a μ-GDP release
-turn scores into lower bounds on μ, with confidence:
+A *canary* is a planted unit, such as a record.  A trial is one canary in one run.  Every trial has a world,
+present or absent, chosen by a fair coin, and a score.  A *release* is a noisy sum or mean of a round, projected on
+the canary's direction.  A test that is given a threshold guesses "present" for scores above it.  Two facts on a
+μ-GDP release turn scores into lower bounds on μ, with confidence:
 
 * No test has Φ⁻¹(1 - FPR) - Φ⁻¹(FNR) > μ (Dong, Roth & Su 2022).  So upper bounds on both error rates of a test
   give a lower bound on μ (Nasr et al. 2023, "Tight auditing of differentially private machine learning", section
@@ -11,8 +11,8 @@ turn scores into lower bounds on μ, with confidence:
 * No test guesses the world of a fair coin with a probability above Φ(μ/2).  So a lower bound on that probability
   gives another lower bound on μ.
 
-The scores that a test reads, and its share of the probability that the audit may be wrong (`failure`), are fixed
-before a trial.
+The way in which a test computes its scores, and its share of the probability that the audit may be wrong
+(`failure`), are fixed before the trials.
 
 A claim may be a curve of (ε, δ) in place of a μ, which holds for both orders of two neighbours.  Under it every
 test with the rate α of false alarms has a rate β of misses with
@@ -65,11 +65,11 @@ def mu_lower_bound(scores: Scores, present: NDArray[np.bool_], failure: float) -
     The threshold with the best bound is chosen on the first quarter of the trials.  The result is the bound of the
     other trials at this one threshold.
 
-    Guarantee: the bound holds if trials are independent and their coins are fair; the other trials are not looked
-    at before the threshold is fixed.
+    Guarantee: the bound has this probability of failure if trials are independent and their coins are fair.  The
+    threshold depends on the first quarter of the trials only.
 
     Args:
-        scores: (n,), large if the canary is present.
+        scores: (n,), large if the canary is present, with n ≥ 4.
         present: (n,), the coins.
         failure: Probability in (0, 1).
 
@@ -223,8 +223,8 @@ def separation(plan: Plan) -> float:
     """Distance of both worlds in the best test, in standard deviations of its noise.
 
     The distance is D w √(δᵀ Σ⁺ δ) / σ for a canary of the heaviest round, with the D, w and σ of
-    `log_likelihood_ratios`, the signal δ (T,) and noise of covariance σ² Σ (T, T).  It equals μ if the claim is
-    exact.
+    `log_likelihood_ratios`, the signal δ (T,) and noise of covariance σ² Σ (T, T).  It equals μ if the canary is
+    the worst case of an exact claim.
     """
     heaviest = heaviest_round(plan)
     weight, std = canary_weight_and_std(plan, heaviest)
@@ -250,7 +250,7 @@ def _world_distance(plan: Plan) -> int:
 
 
 def _replace_nonfinite(scores: Scores) -> Scores:
-    """Replace NaN by a very large score and infinity by one of its sign, so that scores can be ordered."""
+    """Replace NaN by 1e300, and limit scores to [-1e300, 1e300], so that they can be ordered."""
     return np.asarray(np.nan_to_num(scores, nan=math.inf).clip(-1e300, 1e300))
 
 
@@ -265,9 +265,9 @@ def _midpoint(plan: Plan, canary_round: int) -> float:
 def _canary_scores(plan: Plan, canary_round: int, trials: Trials) -> Mapping[str, tuple[Scores, int]]:
     """Return the scores (n,) of each test by name, and the number of runs that the test reads.
 
-    A score is large if the canary is present.  The matched filter on the whole transcript is the best test for
-    correct code.  Single releases, their sum from the canary's round on, and differences (of two rounds, of silos
-    0 and 1, of two runs) show noise that is repeated, missing or badly stored.
+    A large score is a guess of "present".  The matched filter on the whole transcript is the best test for correct
+    code.  Single releases, their sum from the canary's round on, and differences (of two rounds, of silos 0 and 1,
+    of two runs) show noise that is repeated, missing or badly stored.
 
     Args:
         plan: Plan of the run.
@@ -323,17 +323,21 @@ def matched_filter(plan: Plan, canary_round: int) -> Scores:
 def _signal(plan: Plan, canary_round: int) -> Scores:
     """Return a canary's signal δ (T,) in each release, in units of its first increment.
 
-    Release t has the running sum of all increments until round t, each decayed by the estimator's `decay` once a
-    round.  The canary takes part in round c = `canary_round` and in the same round of every later pass over the
-    records.  So δ_t is the sum of decay^(t-k) clip_k / clip_c over these rounds k ≤ t.
+    Release t has the running sum of the increments until round t, each decayed by the estimator's `decay` once a
+    round.  A sum restarts from 0 after each of the estimator's periods, if it has one.  The canary takes part in
+    round c = `canary_round` and in the same round of every later pass over the records.  So δ_t is the sum of
+    decay^(t-k) clip_k / clip_c over these rounds k ≤ t in the period of t.  Increments are assumed to be as long
+    as the clip, which differences of gradients at equal queries are not.
     """
     rounds, first_clip = plan.schedule.rounds, float(plan.estimator.round(canary_round).clip)
-    signal: Scores = np.zeros(rounds)
+    signal, period = np.zeros(rounds), plan.estimator.period or rounds
     for k in range(canary_round, rounds + 1, plan.schedule.rounds_per_epoch):
         rounds_since = np.arange(1, rounds + 1) - k
         relative_clip = float(plan.estimator.round(k).clip) / first_clip
         signal += relative_clip * np.where(
-            rounds_since >= 0, plan.estimator.decay ** np.maximum(rounds_since, 0.0), 0.0
+            (rounds_since >= 0) & (rounds_since < period - (k - 1) % period),
+            plan.estimator.decay ** np.maximum(rounds_since, 0.0),
+            0.0,
         )
     return signal
 
@@ -352,7 +356,7 @@ class CurveResult(NamedTuple):
     """μ that a test shows, and μ that the claim allows at the test's rate of false alarms."""
 
     mu: float
-    """Lower bound on μ, below 0 if the test guesses worse than a coin or trials are few."""
+    """Lower bound on μ, which may be below 0, for example if trials are few."""
     allowed_mu: float
     """μ that the claimed curve allows at `false_alarm_rate`."""
     false_alarm_rate: float

@@ -7,11 +7,11 @@
 | trusted | deployed server with its journal, and guards | releases of the server |
 | trusted, with clients | the same server, and its pool of clients | releases of the server |
 
-A *canary* is a planted record that a fair coin makes present or absent.  Canaries are in silo 0 and have one
-feature each, so that a vector can be projected on each canary's direction.  A *guard* is the process of a silo
-that has its records, answers queries, and stores its replies in a ledger.  A *release* is a vector (d,) of a round
-with its noise, and a *reply* is what a silo sends to the server.  A *pass* is an epoch, or a turn of every client
-in a cohort.  A *cell* is one run of a scenario, with all of its settings.
+A *canary* is a planted unit, such as a record, that a fair coin makes present or absent.  Canaries are in silo 0
+and have one feature each, so that a vector can be projected on each canary's direction.  A *guard* is the process
+of a silo that has its records, answers queries, and stores its replies in a ledger.  A *release* is a vector (d,)
+of a round with its noise, and a *reply* is what a silo sends to the server.  A *pass* is an epoch, or a turn of
+every client in a cohort.  A *cell* is one run of a scenario, with all of its settings.
 
 Guards restart from their ledgers, and servers from their journals.  So some views are collected with a restart
 after half of the rounds.  `run_rollback` has the views before and after a machine is restored from its backup.
@@ -42,6 +42,7 @@ from fedpriv.addons.audit.canaries import (
 )
 from fedpriv.clients.simulated import make_client_app
 from fedpriv.core.errors import InputError
+from fedpriv.core.figures import format_upper
 from fedpriv.core.random import SERVER, public_generator, system_key
 from fedpriv.engines.inprocess import InProcessGrid, quiet_flower_logs
 from fedpriv.loss.estimators import Round
@@ -66,9 +67,7 @@ _FIRST_GRADIENT = FAR_NORM * 0.5**0.5
 
 
 def count_passes(cell: Cell) -> int:
-    """Return the largest number of turns of a client, or the number of epochs of a run without clients."""
-    if cell.federation.clients is None:
-        return cell.federation.epochs
+    """Return the number of epochs, or of a client's turns, where one that ends early counts as whole."""
     return -(-cell.federation.total_rounds // cell.federation.rounds_per_epoch)
 
 
@@ -114,7 +113,7 @@ def check_clients(cell: Cell) -> None:
     if step is not None and isinstance(clip, float) and step * _FIRST_GRADIENT < _CLIP_MARGIN * clip:
         raise InputError(
             f"algorithm.local_step = {step:g}: steps so short do not lead a canary beyond clip = {clip:g}; audit "
-            f"with --set algorithm.local_step={_CLIP_MARGIN * clip / _FIRST_GRADIENT:.3g} or more"
+            f"with --set algorithm.local_step={format_upper(_CLIP_MARGIN * clip / _FIRST_GRADIENT, 3)} or more"
         )
 
 
@@ -164,7 +163,8 @@ _MEMORY_FOLDER = "/dev/shm"
 class Trials(NamedTuple):
     """View of n canaries, projected on their directions.
 
-    Differences are (n, 0) if the adversary does not see both terms, or if a run has queries of its own.
+    Differences are (n, 0) if the adversary does not see both terms, or if a run has queries of its own.  Those of
+    silos are (n, 0) after a rollback, too.
     """
 
     releases: NDArray[np.float64]
@@ -179,7 +179,7 @@ class Trials(NamedTuple):
     present: NDArray[np.bool_]
     """Coins, True for a canary that is present, (n,)."""
     rounds: NDArray[np.int64]
-    """Round of each canary in the first pass, from 1, (n,), or 0 for a canary in secret rounds."""
+    """Round for which each canary is planted, from 1, (n,), or 0 for a canary in secret rounds."""
 
     def select_round(self, t: int) -> "Trials":
         """Return the canaries of one round."""
@@ -209,14 +209,14 @@ class RecordingOptimizer:
 
 
 def zero_queries(plan: Plan) -> list[Tensor]:
-    """Return queries of zeros, at which the increment of every canary is known."""
+    """Return queries of zeros, one for each round."""
     return [torch.zeros_like(plan.objective.initial())] * plan.schedule.rounds
 
 
 def run_trials(cell: Cell, layout: CanaryLayout, seed: int, queries: Sequence[Tensor] | None = None) -> Trials:
     """Run the layout's canaries in silo 0, each present or absent by a fair coin.
 
-    Guarantee: the returned view is the view that the trust setting shows its adversary, and nothing else.
+    Guarantee: releases and differences are computed only from vectors that the trust setting shows its adversary.
 
     Args:
         cell: Small cell of the audit.
@@ -358,7 +358,7 @@ def _run_twice(
     """Return replies of silo 0 in two interleaved runs, and of silo 1, if it exists, in the first run.
 
     Both runs read the same records, and the second one has another query in all rounds, at which present canaries
-    add almost nothing.  Silo 0 is restarted after half of the rounds.
+    add almost nothing.  Silo 0 is restarted after half of the rounds, unless there is only one.
 
     Args:
         plan: Plan of the run, whose silos add the noise and whose messages are not masked.
@@ -397,7 +397,7 @@ def collect_masked_sums(
 
     A message has the noisy integers of a silo, plus a mask of integers modulo 2^`word_bits`.  The masks are made
     with the public keys of all silos, and cancel in the sum.  The guard of silo 0 is restarted after half of the
-    queries.
+    queries, unless there is only one.
 
     Args:
         plan: Plan of the run, whose messages are masked.
@@ -437,7 +437,8 @@ def collect_broadcasts(
     """Collect the releases of a deployed server that adds the noise, in the rounds that have `queries`.
 
     The server runs with the silos as its clients, and writes a journal.  It ends after half of the rounds, and a
-    second server continues from the journal.  Silo 0 is restarted after each server.
+    second server continues from the journal.  A single round has one server.  Silo 0 is restarted after each
+    half of the rounds.
 
     Args:
         plan: Plan of the run.
