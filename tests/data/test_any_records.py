@@ -70,6 +70,13 @@ class Stream(IterableDataset[Any]):
         return iter(zip(FEATURES, LABELS, strict=True))
 
 
+class StreamOfKnownLength(Stream):
+    """A stream that says how many records it has, as torch documents it for the length of a DataLoader."""
+
+    def __len__(self) -> int:
+        return COUNT
+
+
 BY_NAME = ("x", "label")
 READ: dict[str, tuple[Any, Any]] = {
     "bfloat16": ((FEATURES.bfloat16(), LABELS), None),
@@ -79,6 +86,7 @@ READ: dict[str, tuple[Any, Any]] = {
     "dictionaries of two": (Items(lambda x, y, row: {"label": y, "x": x}), None),
     "Hugging Face": (HuggingFace(), None),
     "iterable": (Stream(), None),
+    "iterable with a length": (StreamOfKnownLength(), None),
     "generator": (((x, y) for x, y in zip(FEATURES, LABELS, strict=True)), None),
     "list of items": ([(x, y) for x, y in zip(FEATURES, LABELS, strict=True)], None),
     "list of dictionaries": ([{"x": x, "y": int(y)} for x, y in zip(FEATURES, LABELS, strict=True)], None),
@@ -128,6 +136,11 @@ REFUSED: dict[str, tuple[Any, Any, str]] = {
         r"found the entries 'id', 'x', 'label'; fields = \('image', 'label'\) would name",
     ),
     "fields of none": (HuggingFace(), BY_NAME, r"fields = .*no such parts, but the entries 'label', 'features'"),
+    "fields of one name": (
+        HuggingFace(),
+        ("features",),
+        r"fields = \('features',\): an item of train has no such",
+    ),
     "unequal lengths": (
         Items(lambda x, y, row: (x[: 2 + row % 2], y)),
         None,
@@ -324,6 +337,28 @@ def test_one_data_set_per_silo_trains_like_one_data_set_with_site_labels(tmp_pat
     assert numbered.model().tobytes() == split.model().tobytes()
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"rounds": 4, "epochs": 2},
+        {"rounds": 5, "batch": 7},  # five silos would read all 120 records, and three do not
+        {"batch": 7},
+        {"samples": 60},
+        {"rounds": [2, 4]},
+    ],
+    ids=str,
+)
+def test_federation_settings_of_a_program_hold_for_records_by_silo(
+    changes: dict[str, Any], tmp_path: Path
+) -> None:
+    """Before: all were refused, since `batches` were of the shipped rounds or stood beside samples or batch."""
+    settings = {f"federation.{key}": value for key, value in changes.items()}
+    results = fedpriv.run("own-data", train=by_silo((40, 40, 40)), test=PLAIN, set=settings, out=tmp_path / "run")
+    for key, value in changes.items():
+        values = value if isinstance(value, list) else [value]
+        assert [cell.scenario["federation"][key] for cell in results] == values
+
+
 def test_each_silo_trains_on_its_own_records_only(tmp_path: Path) -> None:
     """Without noise a silo of the wrong labels moves the model as its share of the mean says."""
     tree = {
@@ -361,10 +396,22 @@ def test_per_silo_metrics_need_test_records_with_known_sites(tmp_path: Path) -> 
         ({"sites": np.array(["a"] * 119 + [None], dtype=object)}, r"sites: a record has no site"),
         ({"sites": [0] * COUNT, "set": {"federation.epochs": 0}}, "federation.epochs = 0: "),
         ({"set": {"federation.epochs": "two"}}, "federation.epochs = 'two': "),
+        ({"sites": ["a"] * 119 + [float("nan")]}, r"sites: a record has no site \(nan\)"),
+        ({"sites": np.array(["a"] * 119 + [1], dtype=object)}, "sites: .* or sites are of several types"),
+        (
+            {
+                "train": list(zip(FEATURES, LABELS, strict=True)),
+                "test": [PLAIN] * COUNT,
+                "sites": [0] * COUNT,
+            },
+            "as many as train has data sets",
+        ),
+        ({"train": [([[1.0, 2.0], [3.0]], [0, 1])]}, "expected numbers in an array of one shape"),
         ({"train": by_silo((60, 60)), "sites": [0] * COUNT}, "leave sites out"),
         ({"train": by_silo((60, 60)), "test": by_silo((40, 40, 40))}, "as many as train has data sets"),
         ({"train": [((), [1])]}, "give as many records of each"),
         ({"set": {"federation.batches": [[6, 12], [3, 6]]}}, "different sums need different numbers of rounds"),
+        ({"set": {"federation.batches": [["six", "twelve"]]}}, "federation.batches.0 = 'six': expected a whole"),
         ({"train": [PLAIN, (FEATURES[:, :2], LABELS)]}, r"train\[0\] and train\[1\]: .* must be alike"),
         ({"train": None, "test": None, "fields": (0, 1)}, "sites, fields: are of train and test"),
         (
@@ -379,6 +426,13 @@ def test_inconsistent_sites_and_silo_data_sets_are_refused_in_one_line(
     with pytest.raises(InputError, match=line) as caught:
         run(tmp_path / "run", **changes)
     assert "\n" not in str(caught.value)
+
+
+def test_a_missing_site_of_pandas_is_refused_in_one_line(tmp_path: Path) -> None:
+    """Before: a TypeError, since NA has no truth value."""
+    pandas = pytest.importorskip("pandas", reason="needs pip install 'fedpriv[checks]'")
+    with pytest.raises(InputError, match="sites: a record has no site"):
+        run(tmp_path / "run", sites=pandas.Series(["a"] * 119 + [None], dtype="string"))
 
 
 @pytest.mark.parametrize("form", ["pandas", "polars"])

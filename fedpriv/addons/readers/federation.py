@@ -21,9 +21,10 @@ def complete_federation(
     """Return a scenario whose [federation] follows the records, their sites, and the program's settings.
 
     For the scenario own-data the number of samples becomes that of the training records, or of clients that have
-    them.  For records with sites each site becomes a silo, and `data.partition` becomes "site".  If `samples`
-    is the number of all these records, and rounds and epochs are not swept, then `batches`, a number for each
-    silo, takes its place, unless there is `batch`.
+    them, and `_follow_settings` leaves out numbers that the program's settings contradict.  For records with
+    sites each site becomes a silo, and `data.partition` becomes "site".  If `samples` is the number of all these
+    records, and rounds and epochs have one value each, then `batches`, a number for each silo, takes its place,
+    unless there is `batch`, or the settings have samples, batch or batches.
 
     Args:
         tree: Scenario as nested dictionaries.
@@ -35,26 +36,32 @@ def complete_federation(
             or the program sweeps `batches` with different sums and sets no rounds.
     """
     federation = dict(tree.get("federation", {}))
+    program_values = {
+        key.removeprefix("federation."): value for key, value in (settings or {}).items() if "federation." in key
+    }
+    if data.sites is not None:
+        counts = np.bincount(data.sites.train).tolist()
+        silos = (federation if settings is None else program_values).get("silos")
+        if silos not in (None, len(counts)):
+            raise InputError(
+                f"federation.silos = {silos}: the records are of {len(counts)} sites, each of which is a silo; "
+                "give that number, or leave it out"
+            )
+        federation["silos"] = len(counts)
     if settings is not None:
-        program_values = {
-            key.removeprefix("federation."): value for key, value in settings.items() if "federation." in key
-        }
         records = settings.get("privacy.records") if settings.get("privacy.unit") == "client" else 1
         units = len(data.train_labels) // (records if isinstance(records, int) and records > 0 else 1)
         federation = _follow_settings({**federation, "samples": units}, program_values, units)
     if data.sites is None:
         return {**tree, "federation": federation}
-    counts = np.bincount(data.sites.train).tolist()
-    silos = federation.get("silos") if settings is None else settings.get("federation.silos")
-    if silos not in (None, len(counts)):
-        raise InputError(
-            f"federation.silos = {silos}: the records are of {len(counts)} sites, each of which is a silo; give "
-            "that number, or leave it out"
-        )
     # If an epoch is to read all records, each silo divides its own into batches of equal size.
-    rounds, epochs = federation.get("rounds", 1), federation.get("epochs", 1)
-    are_counts = all(type(count) is int and count > 0 for count in (rounds, epochs))
-    if federation.get("samples") == sum(counts) and "batch" not in federation and are_counts:
+    rounds, epochs = ({**federation, **program_values}.get(key, 1) for key in ("rounds", "epochs"))
+    if (
+        federation.get("samples") == sum(counts)
+        and "batch" not in federation
+        and program_values.keys().isdisjoint(("samples", "batch", "batches"))
+        and all(type(count) is int and count > 0 for count in (rounds, epochs))
+    ):
         del federation["samples"]
         federation["batches"] = [max(1, count // max(1, rounds // epochs)) for count in counts]
     return {
@@ -74,10 +81,10 @@ def _follow_settings(federation: dict[str, Any], program_values: Mapping[str, An
       many that they read about `units` records.
     * With `batch`, epochs are left out, rounds unless the program sets them, and samples if the rounds that it
       sets do not read all units.
-    * Otherwise `rounds` alone or `epochs` alone determine the other number.
+    * Otherwise `rounds` alone, or one value of `epochs` alone, determines the other number.
 
     Args:
-        federation: Section of the shipped scenario, with `units` as its number of samples.
+        federation: Section of the shipped scenario, with `units` as its samples, and any sites as its silos.
         program_values: Values that the program sets, by key, such as "rounds".
         units: Number of training records, or of clients that have them.
 
@@ -90,9 +97,11 @@ def _follow_settings(federation: dict[str, Any], program_values: Mapping[str, An
         excluded = {"silos", "samples", "epochs"}
     elif "batches" in program_values:
         excluded = {"samples", "epochs"}
-        # Each value of a sweep is a list.  Other values are refused later, when the scenario is read.
+        # Each value of a sweep is a list of integers.  Other values are refused later, when the scenario is read.
         values = [value for value in np.atleast_1d(np.array(program_values["batches"], object)) if np.ndim(value)]
-        batch_sums = {int(np.sum(value)) for value in values}
+        batch_sums = {
+            int(np.sum(value)) for value in values if all(isinstance(count, int | np.integer) for count in value)
+        }
         if len(batch_sums) > 1 and rounds is None:
             raise InputError(
                 "federation.batches: values with different sums need different numbers of rounds for one pass; "
@@ -101,11 +110,10 @@ def _follow_settings(federation: dict[str, Any], program_values: Mapping[str, An
         federation = {**federation, "rounds": max(1, units // max(1, *batch_sums, 1))}
     elif "batch" in program_values:
         excluded = {"epochs"} if "rounds" in program_values else {"epochs", "rounds"}
-        silos = program_values.get("silos", federation["silos"])
         if (
             isinstance(rounds, int)
             and isinstance(batch, int)
-            and isinstance(silos, int)
+            and isinstance(silos := program_values.get("silos", federation["silos"]), int)
             and rounds * batch * silos < units
         ):
             excluded |= {"samples"}  # the rounds do not read all units
