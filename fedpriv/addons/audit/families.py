@@ -348,8 +348,8 @@ def _audit_rollback(part: AuditedPart, failure: float, steps: StepCounter) -> tu
     """Return the largest lower bound on μ, and its test, from releases before and after a rollback.
 
     A rollback restores a machine from its backup.  Here it is restored to the start of the round where canaries
-    weigh most, which then gets another query.  Round 2 takes the place of round 1, if the run has two rounds,
-    because a run that is opened again draws another key.
+    weigh most, which then gets another query.  Round 2, if there is one, takes the place of round 1, because a run
+    that is opened again draws another key.
     """
     t = max(heaviest_round(part.build_plan()), min(2, part.small_cell.schedule.rounds))
     layout = CanaryLayout.from_rows(rows_by_round(part.small_cell), t, HEAVIEST_ROUND_COUNT, HEAVIEST_ROUND_COUNT)
