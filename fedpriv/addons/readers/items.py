@@ -1,8 +1,8 @@
 """Items of torch Datasets, DataLoaders, Hugging Face data sets and lists, as arrays.
 
-An item is a pair (record, label), a longer tuple, or a dictionary.  `fields` names the parts of an item that are
-record and label.  Without `fields`, a dictionary of two entries has its label under a usual name (`_LABEL_NAMES`)
-if one of the two names is usual, or else last.
+An item is a pair (record, label), a longer tuple or list, or a dictionary.  `fields` names the parts of an item
+that are record and label.  Without `fields`, a dictionary of two entries has its label under a usual name
+(`_LABEL_NAMES`) if one of the two names is usual, or else last.
 """
 
 from collections.abc import Iterable, Mapping, Sequence, Sized
@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset
 
 from fedpriv.core.errors import InputError, sanitize_line
 from fedpriv.data.given import Fields, to_array, to_record_array
@@ -24,7 +24,7 @@ _LABEL_NAMES = frozenset(("label", "labels", "target", "targets", "class", "y"))
 def read_items(data: Any, source: str, fields: Fields | None) -> tuple[NDArray[Any], NDArray[Any]]:
     """Read all items of a data set, and return their records and labels.
 
-    A record that is a tuple has several inputs.
+    If records are tuples, their parts are the inputs.
 
     Args:
         data: DataLoader, torch Dataset, Hugging Face data set, sequence, or iterable of items.
@@ -74,8 +74,8 @@ def _iterate_items(data: Any, source: str) -> Iterable[Any]:
     """Return an iterable of the items.
 
     Raises:
-        InputError: The data are a dictionary, a DataFrame, one array, text, a tuple or list with arrays, or not
-            iterable.
+        InputError: The data are a dictionary, a DataFrame, one array, text, bytes, a tuple or list with arrays, or
+            neither iterable nor indexed with a length.
     """
     if isinstance(data, Mapping) and all(hasattr(part, "__len__") for part in data.values()):
         names = sanitize_line(", ".join(map(repr, data)), 200)
@@ -87,7 +87,8 @@ def _iterate_items(data: Any, source: str) -> Iterable[Any]:
         isinstance(part, np.ndarray | Tensor) for part in data
     )
     if not is_one_array and not is_tuple_of_arrays:
-        if isinstance(data, Sized) and hasattr(data, "__getitem__"):
+        # An IterableDataset inherits a __getitem__ that raises an error, and may have a length.
+        if isinstance(data, Sized) and hasattr(data, "__getitem__") and not isinstance(data, IterableDataset):
             return (data[row] for row in range(len(data)))
         if isinstance(data, Iterable):
             return data
@@ -104,8 +105,8 @@ def _split_item(item: Any, source: str, fields: Fields | None) -> tuple[Any, Any
         InputError: The record or the label cannot be found in the item.
     """
     if fields is not None:
-        record_field, label_field = fields
         try:
+            record_field, label_field = fields
             return (
                 tuple(item[field] for field in record_field)
                 if isinstance(record_field, tuple)
@@ -144,7 +145,8 @@ def _join_arrays(values: Sequence[Any], noun: str, source: str, is_batched: bool
         is_batched: Whether the values are batches, which may differ in n.
 
     Raises:
-        InputError: A value is no array, a batch has no axis, or shapes or types differ.
+        InputError: A value cannot be converted to an array, a batch has no axis, shapes differ, or types have no
+            common one.
     """
     arrays = [to_array(value, f"{source}: {noun}") for value in values]
     shapes = [array.shape[1:] if is_batched else array.shape for array in arrays]

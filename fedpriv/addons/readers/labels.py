@@ -1,4 +1,4 @@
-"""Checks of the labels that a program gives."""
+"""Check of the labels that a program gives."""
 
 from typing import Any
 
@@ -11,8 +11,8 @@ from fedpriv.core.errors import InputError
 def check_labels(labels: NDArray[Any], classes: int | None, loss: Any) -> None:
     """Refuse one-hot labels of classes, which would be read as several labels of a record, or as numbers.
 
-    Labels (n, C) are one-hot if each has a single 1 and zeros.  They are accepted with the loss "binary", for
-    records with several labels, and with a number of classes that the program gives.
+    Labels (n, C) with C > 1 are one-hot if each row has a single 1 and zeros.  They are accepted if the program
+    gives a number of classes or a loss.
 
     Args:
         labels: Labels of the training records.
@@ -20,7 +20,7 @@ def check_labels(labels: NDArray[Any], classes: int | None, loss: Any) -> None:
         loss: Loss that the program gives, or None.
 
     Raises:
-        InputError: The labels are one-hot, and the program says nothing of them.
+        InputError: The labels are one-hot, and the program gives neither.
     """
     if labels.ndim != 2 or labels.shape[1] < 2 or classes is not None or loss is not None:
         return
