@@ -125,7 +125,7 @@ def test_an_expiring_certificate_is_reported_and_renewed_with_the_same_key_and_n
     certificates.ExpiryMonitor(*paths).poll()
     (line,) = caplog.messages
     assert re.fullmatch(
-        r"a certificate ends soon: .*server.pem: CN=superlink, until .* UTC, 24 days left; .*", line
+        r"a certificate has ended or ends soon: .*server.pem: CN=superlink, until .* UTC, 24 days left; .*", line
     )
     assert CliRunner().invoke(app, ["certificates", str(keys)]).exit_code == 1
     before = certificates.read_certificates(keys / "server.pem")[0].content
@@ -155,6 +155,15 @@ def test_a_certificate_cannot_be_renewed_by_another_or_expiring_authority(
     with pytest.raises(InputError, match="ends soon itself: make a new authority"):
         certificates.renew_certificate(keys, authority)
     assert (keys / "server.pem").read_bytes() == served
+
+
+def test_a_certificate_renewed_by_a_new_authority_verifies_by_the_certificates_of_both(tmp_path: Path) -> None:
+    """Before: it named the key of the old authority, and silos refused it."""
+    keys, old = keys_between_machines(tmp_path / "one")
+    _, new = keys_between_machines(tmp_path / "two")
+    (keys / "ca.crt").write_bytes((old / "ca.crt").read_bytes() + (new / "ca.crt").read_bytes())
+    certificates.renew_certificate(keys, new)
+    assert verifies(keys, *FOR_SERVERS, "-verify_hostname", "fl.example.org")
 
 
 def test_a_renewed_certificate_is_served_without_a_restart_and_a_damaged_one_is_ignored(

@@ -46,7 +46,7 @@ def make_server_keys(folder: Path) -> None:
     The certificate is valid from 1970 to 9999, since a wrong clock must not matter.
 
     Guarantee: ca.crt vouches for server.pem and for nothing else: it is the same certificate, and no authority's.
-    A process that takes over a port of a process that ended cannot answer in its place.
+    A process that takes over a port of a process that ended cannot answer in its place without server.key.
     """
     key, name = ec.generate_private_key(ec.SECP256R1()), x509.NameAttribute(NameOID.COMMON_NAME, "127.0.0.1")
     alternative_names = [x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
@@ -93,7 +93,7 @@ def node_public_key(path: Path) -> bytes:
 
 
 def read_node_key(path: Path) -> ec.EllipticCurvePrivateKey:
-    """Read a SuperNode's private key, or raise InputError if the file has none."""
+    """Read a SuperNode's private key, or raise InputError without an ECDSA key that needs no password."""
     with convert_key_errors(path, "private"):
         key = serialization.load_ssh_private_key(path.read_bytes(), None)
         if isinstance(key, ec.EllipticCurvePrivateKey):
@@ -133,7 +133,7 @@ def prepare_isolation(folder: Path) -> list[str]:
     """Make keys in `folder` for a server that runs tasks in separate processes.
 
     Returns:
-        Options with which Flower's programs run tasks in processes that prove themselves by a secret in `folder`.
+        Options with which Flower's programs leave tasks to an executor that proves itself by a secret in `folder`.
     """
     make_server_keys(folder)
     write_bytes(folder / SECRET_FILE, secrets.token_bytes(32), PRIVATE_MODE)
@@ -155,7 +155,7 @@ class Certificate(NamedTuple):
         return self.remaining_time < EXPIRY_WARNING
 
     def format_line(self) -> str:
-        """Format a line with the certificate's file, subject, end and remaining days."""
+        """Format a line with the certificate's file, subject, end, and remaining days or EXPIRED."""
         end, name = self.content.not_valid_after_utc, sanitize_line(self.content.subject.rfc4514_string())
         status = (
             f"{self.remaining_time.days} days left" if self.remaining_time > datetime.timedelta() else "EXPIRED"
@@ -198,7 +198,7 @@ def check_certificates(*paths: Path) -> None:
     """Check that all certificates in files (PEM) are valid now.
 
     Raises:
-        InputError: A certificate is not valid yet or has expired, or a file has none.
+        InputError: A certificate is not valid yet or has expired, or a file cannot be read or has none.
     """
     for certificate in (opened_certificate for path in paths for opened_certificate in read_certificates(path)):
         start, end = certificate.content.not_valid_before_utc, certificate.content.not_valid_after_utc
@@ -240,7 +240,7 @@ class ExpiryMonitor:
     def poll(self) -> None:
         """Log certificates that have ended or end within 30 days, and files without a readable one.
 
-        The files are read at most once a day.
+        A call within a day of the last report does nothing.
         """
         if time.monotonic() - self._last_report < _DAY_SECONDS:
             return
@@ -250,13 +250,14 @@ class ExpiryMonitor:
                 for certificate in read_certificates(path):
                     if certificate.expires_soon:
                         _log.warning(
-                            "a certificate ends soon: %s; see `fedpriv certificates`", certificate.format_line()
+                            "a certificate has ended or ends soon: %s; see `fedpriv certificates`",
+                            certificate.format_line(),
                         )
             except InputError as error:
                 _log.warning("%s", error)
 
     def metrics(self) -> list[ServiceMetric]:
-        """Return the earliest end of each file's certificates for Prometheus, or 0 for a file without any."""
+        """Return the earliest end of each file's certificates for Prometheus, or 0 without a readable one."""
         return [
             ServiceMetric(
                 "fedpriv_certificate_end_seconds", "When it ends, since 1970.", _end_of(path), {"file": path.name}
@@ -266,7 +267,7 @@ class ExpiryMonitor:
 
 
 def _end_of(path: Path) -> float:
-    """Return the earliest end of a file's certificates in seconds since 1970, or 0 without one."""
+    """Return the earliest end of a file's certificates in seconds since 1970, or 0 without a readable one."""
     try:
         return min(certificate.content.not_valid_after_utc.timestamp() for certificate in read_certificates(path))
     except (InputError, ValueError):
@@ -277,15 +278,17 @@ def renew_certificate(key_folder: Path, authority_folder: Path) -> Certificate:
     """Renew server.pem in `key_folder` for at most a year from now, with the same key and names.
 
     The new certificate, which is returned, replaces the old one.  It ends no later than the authority's own, and
-    is valid from an hour ago, for clocks that are late.
+    is valid from an hour ago, for clocks that are late.  Another authority of the same name can have signed the
+    old one, if the silos' ca.crt has both.
 
     Args:
         key_folder: Folder of a SuperLink with server.pem, and with the ca.crt that silos trust.
         authority_folder: Folder of the authority, with ca.key and ca.crt.
 
     Raises:
-        InputError: The certificate or the silos' ca.crt is not this authority's, the authority's own certificate
-            ends within 30 days, or a file cannot be used.
+        InputError: The certificate's issuer has another name than the authority, the silos' ca.crt lacks the
+            authority's key, the authority's own certificate ends within 30 days, or a file cannot be read.
+        OSError: The new certificate cannot be written.
     """
     old_certificate, authority = (
         read_certificates(key_folder / CERTIFICATE_FILE)[0],
@@ -299,8 +302,10 @@ def renew_certificate(key_folder: Path, authority_folder: Path) -> Certificate:
         ) from None
     if not isinstance(key, ec.EllipticCurvePrivateKey) or key.public_key() != authority.content.public_key():
         raise InputError(f"{authority_folder / AUTHORITY_KEY}: expected the EC key of {authority.path}")
-    other_authority_reason = f"{old_certificate.path}: signed by another authority than {authority.path}"
-    expiry_reason = f"{authority.path} ends soon itself: make a new authority, and give its ca.crt to every silo"
+    other_authority_reason, expiry_reason = (
+        f"{old_certificate.path}: signed by another authority than {authority.path}",
+        f"{authority.path} ends soon itself: make a new authority, and give its ca.crt to every silo",
+    )
     refuse(
         {
             # Authorities may have equal names: ca.crt, which silos trust, has to have this authority's key.
@@ -319,8 +324,19 @@ def renew_certificate(key_folder: Path, authority_folder: Path) -> Certificate:
         .not_valid_before(_now() - datetime.timedelta(hours=1))
         .not_valid_after(min(_now() + datetime.timedelta(days=365), authority.content.not_valid_after_utc))
     )
+    identifiers = [
+        x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(extension.value)
+        for extension in authority.content.extensions
+        if isinstance(extension.value, x509.SubjectKeyIdentifier)
+    ]
     for extension in old_certificate.content.extensions:
-        builder = builder.add_extension(extension.value, extension.critical)
+        # An identifier of another authority's key would let silos refuse the certificate.
+        builder = builder.add_extension(
+            identifiers[0]
+            if identifiers and isinstance(extension.value, x509.AuthorityKeyIdentifier)
+            else extension.value,
+            extension.critical,
+        )
     new_certificate = builder.sign(key, hashes.SHA256())
     write_text(old_certificate.path, new_certificate.public_bytes(serialization.Encoding.PEM).decode())
     return Certificate(old_certificate.path, new_certificate)
@@ -420,7 +436,8 @@ class KeyMonitor:
     def poll(self) -> tuple[list[str], dict[str, bytes]]:
         """Return the names of silos whose keys were revoked since the last call, and new keys (PEM) by name.
 
-        A key that this SuperLink has known before is not new.  Keys are read only if a file or the folder changed.
+        A key that this SuperLink has known before is not new.  After the first call, keys are read only if a file
+        or the folder changed.
         """
         paths = [path for path in sorted(self._folder.glob("*.pub")) if _SILO_FILE.fullmatch(path.name)]
         last_stamps, self._stamps = self._stamps, file_stamps(self._folder, *self._valid_keys, *paths)
