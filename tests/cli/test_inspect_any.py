@@ -93,6 +93,10 @@ def test_commas_before_three_digits_need_an_explicit_number_format(tmp_path: Pat
     assert "numbers from 1 to 7.4" in output_of("data", "inspect", path, "--decimal", ",")
     with pytest.raises(InputError, match=r"--decimal ';': expected one of '\.' ','"):
         output_of("data", "inspect", path, "--decimal", ";")
+    with pytest.raises(InputError, match=r"--decimal '\.': expected one of ','"):
+        output_of("data", "inspect", path, "--thousands", ".")
+    with pytest.raises(InputError, match=r"--decimal ',': expected one of '\.'"):
+        output_of("data", "inspect", path, "--decimal", ",", "--thousands", ",")
 
 
 def test_a_csv_file_in_german_number_format_is_described_and_trains(
@@ -138,6 +142,25 @@ def test_one_file_for_each_site_is_joined_into_one_table(tmp_path: Path, monkeyp
     write(Path("other/north.csv"), records[:3])
     with pytest.raises(InputError, match="a site has the name of its file"):
         output_of("data", "inspect", "north.csv", "other/north.csv")
+
+
+SITE_NAMES = ("site", "site_of_file", "site of north")
+
+
+@pytest.mark.parametrize(
+    ("header", "site"),
+    [
+        ("site,site", "site_of_file"),  # its column could not be read, because the new one had its name
+        (",".join(SITE_NAMES), "site 0"),  # was a StopIteration
+    ],
+)
+def test_the_column_of_joined_files_has_a_name_that_no_file_uses(tmp_path: Path, header: str, site: str) -> None:
+    paths = [tmp_path / f"{name}.csv" for name in ("north", "south")]
+    for path in paths:
+        cells = [f"{number % 2},{number}," + ",".join("1" * len(header.split(","))) for number in range(40)]
+        path.write_text("\n".join([f"y,a,{header}", *cells]) + "\n")
+    text = output_of("data", "inspect", *paths, "--target", "y")
+    assert f"  {site}: 2 words: north, south" in text
 
 
 def test_the_table_of_a_written_scenario_is_found_from_any_folder(

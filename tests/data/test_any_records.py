@@ -359,6 +359,22 @@ def test_federation_settings_of_a_program_hold_for_records_by_silo(
         assert [cell.scenario["federation"][key] for cell in results] == values
 
 
+def test_a_scenario_that_sweeps_rounds_trains_on_records_by_silo(tmp_path: Path) -> None:
+    """Before: refused, since `batches` were of the first number of rounds."""
+    tree = {
+        "name": "swept",
+        "federation": {"silos": 2, "rounds": 2},
+        "algorithm": {"name": "dp-sgd", "trust": "trusted", "clip": 1.0, "step": 1.0},
+        "privacy": {"relation": "zero-out", "mode": "none"},
+        "model": {"name": "softmax-regression", "feature_norm": 2.0},
+        "sweep": {"federation.rounds": [2, 4]},
+    }
+    results = fedpriv.run(tree, train=by_silo((40, 40)), test=PLAIN, out=tmp_path / "run")
+    assert [cell.scenario["federation"]["rounds"] for cell in results] == [2, 4]
+    with pytest.raises(InputError, match="sweep"):
+        fedpriv.run({**tree, "sweep": "x"}, train=by_silo((40, 40)), test=PLAIN, out=tmp_path / "none")
+
+
 def test_each_silo_trains_on_its_own_records_only(tmp_path: Path) -> None:
     """Without noise a silo of the wrong labels moves the model as its share of the mean says."""
     tree = {

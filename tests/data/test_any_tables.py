@@ -333,6 +333,13 @@ def test_the_separator_is_that_of_the_first_line_with_names(tmp_path: Path, text
     assert find_format(tmp_path / "t.csv", CellFormat()) == CellFormat(";")
 
 
+@pytest.mark.parametrize("name", ["t.tsv.csv", "export.tsv-2024.csv"])
+def test_only_a_name_that_ends_with_tsv_stands_for_tabs(name: str, tmp_path: Path) -> None:
+    """Before: tabs were taken for the usual separator, with which a .csv file is not read."""
+    (tmp_path / name).write_text("a\tb\n1\t2\n")
+    assert find_format(tmp_path / name, CellFormat()) == CellFormat("\t")
+
+
 def test_points_that_can_only_separate_thousands_are_detected_as_thousands_marks(tmp_path: Path) -> None:
     path = tmp_path / "large.csv"
     path.write_text("sum;ward\n1.234.567;a\n2.345.678;b\n3.456.789;c\n")

@@ -24,7 +24,7 @@ def complete_federation(
     them, and `_follow_settings` leaves out numbers that the program's settings contradict.  For records with
     sites each site becomes a silo, and `data.partition` becomes "site".  If `samples` is the number of all these
     records, and rounds and epochs have one value each, then `batches`, a number for each silo, takes its place,
-    unless there is `batch`, or the settings have samples, batch or batches.
+    unless there is `batch`, or the settings or the sweep have samples, batch or batches.
 
     Args:
         tree: Scenario as nested dictionaries.
@@ -36,8 +36,11 @@ def complete_federation(
             or the program sweeps `batches` with different sums and sets no rounds.
     """
     federation = dict(tree.get("federation", {}))
+    # A [sweep] that is no table has no items, and is refused later.
     program_values = {
-        key.removeprefix("federation."): value for key, value in (settings or {}).items() if "federation." in key
+        key.removeprefix("federation."): value
+        for key, value in getattr(tree.get("sweep") if settings is None else settings, "items", dict)()
+        if "federation." in key
     }
     if data.sites is not None:
         counts = np.bincount(data.sites.train).tolist()

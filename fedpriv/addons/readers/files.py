@@ -72,8 +72,8 @@ def _convert(path: Path, cell_format: CellFormat, size: int, changed: int) -> by
 
 
 def find_separator(path: Path) -> str:
-    """Return the separator that a file's name stands for, a tab for .tsv and a comma for any other."""
-    return "\t" if ".tsv" in path.name.lower() else ","
+    """Return the separator that a file's name stands for: a tab for .tsv and .tsv.gz, a comma for any other."""
+    return "\t" if path.name.lower().removesuffix(".gz").endswith(".tsv") else ","
 
 
 def make_converter(cell_format: CellFormat) -> Callable[[str], str]:

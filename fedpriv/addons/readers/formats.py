@@ -107,12 +107,12 @@ def parse_format(separator: str | None, decimal: str | None, thousands: str | No
     """Return the format that options of a command name.
 
     Raises:
-        InputError: An option has a value that no table has.
+        InputError: An option has a value that no table has, or decimals and thousands have one mark.
     """
     separator = "\t" if separator in ("tab", "\\t") else separator
     for option, value, values in (
         ("--separator", separator, (*SEPARATORS, "tab")),
-        ("--decimal", decimal, (".", ",")),
+        ("--decimal", decimal or ".", tuple(mark for mark in (".", ",") if mark != thousands)),
         ("--thousands", thousands, (",", ".", " ", "'")),
     ):
         if value is not None and value not in values:
