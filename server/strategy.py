@@ -123,7 +123,10 @@ class ServerRelease(NamedTuple):
     entry: JournalEntry
     """Values from which `vector` can be computed again."""
     secret_state: bytes = b""
-    """Packed sums of silos for later rounds, secret outside the server, or b"" without any."""
+    """Packed sums of silos for later rounds, secret outside the server.
+
+    The value is b"" unless the server adds noise to integers.
+    """
 
 
 class ServerAggregator:

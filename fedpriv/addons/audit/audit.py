@@ -84,7 +84,10 @@ class Audit:
     claims: Mapping[str, float]
     """Claimed μ by family, which differs between parts of a run, or the μ that a curve allows."""
     sees: Mapping[str, float]
-    """Largest share of the noise that is refuted with probability 95 % or more, by family, if it is computed."""
+    """Largest share of the noise that is refuted with probability 95 % or more, by family.
+
+    Families without a computed share are left out.
+    """
     confidence: float
     trials: int
     """Number of canaries of the rounds under ordinary queries, or of releases of statistics."""

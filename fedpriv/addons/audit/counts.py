@@ -239,7 +239,10 @@ def audit_counts(
 
 
 def _open_world(folder: Path, cell: Cell, pair: _WorldPair, world: int) -> list[_CountingSilo]:
-    """Open the guards of all silos, where silo 0 counts a world's record, if any, and the others count nothing."""
+    """Open the guards of all silos, where silo 0 counts a world's record, if it has one.
+
+    The other silos count nothing.
+    """
     folder.mkdir()
     return [
         _CountingSilo(folder, silo_id, cell, pair.raw[world], is_present=silo_id == 0 and pair.is_present[world])
