@@ -10,11 +10,11 @@ returns facts that are stored with a cell, such as the loss of the best constant
 | accuracy | at most two standard errors or 2 points, the smaller, above the share of the commonest class |
 | balanced accuracy | at most 2 points above 1 / classes |
 | test loss | not below the loss of the best constant outputs |
-| start | test loss at most half a percent below that before round 1 |
-| rising loss | after the last round above that after the first evaluated one by more than 1 % |
-| outputs | all in 0 … 1 and not all equal, where the loss takes logits |
+| start | test loss of sampled records at most half a percent below that before round 1, a positive number |
+| rising loss | after the last round more than 1 % above that after the first evaluated one, a positive number |
+| outputs | of sampled records all in 0 … 1 and not all equal, where the loss takes logits |
 | records | some of the training records are read in no round |
-| clipping | of 99.9 % of increments or more in each cell that counts it, beside another finding |
+| clipping | of 99.9 % of increments or more in each cell that counts it, beside another finding on the point |
 
 Without these facts, as where silos evaluate, scores are compared with those of guessing among the classes of a
 table's public description.
@@ -36,7 +36,7 @@ from fedpriv.claims.outcome import CellOutcome
 from fedpriv.core.errors import InputError
 from fedpriv.core.figures import format_count_range
 from fedpriv.data.layout import IGNORED_CLASS
-from fedpriv.data.public import PUBLIC_TABLES
+from fedpriv.data.named import find_schema
 from fedpriv.loss.imported import make_trained_model
 from fedpriv.loss.inputs import find_labelled_view
 from fedpriv.loss.losses import ClassWeighting, CrossEntropy, LabelSmoothing, LogisticLoss, Loss, MeanOverLabels
@@ -61,10 +61,10 @@ _ALL_CLIPPED = 0.999
 def measure_learning(cell: Cell, outcome: CellOutcome, first: tuple[int, float] | None) -> dict[str, Any]:
     """Measure what constant predictions, the untrained and the trained model reach on the test records.
 
-    The result is empty if silos evaluate, if there is no test loss or no test record, or if the model cannot be
-    rebuilt here.  A key is left out where its figure is not known.  Keys from `commonest` on need a test accuracy,
-    and `classes` and `balanced` also a single label for each record.  Outputs are those of *sampled* records,
-    every k-th test record and at most 10,000.
+    The result is empty if silos evaluate, if there is no test loss or no test record, or if the records cannot be
+    loaded or the model cannot be rebuilt here.  A key is left out where its figure is not known.  Keys from
+    `commonest` on need a test accuracy, and `classes` and `balanced` also a single label for each record.  Outputs
+    are those of *sampled* records, every k-th test record and at most 10,000.
 
     | key | meaning |
     |---|---|
@@ -124,7 +124,8 @@ def _constant_loss(loss: Loss, output: Tensor, labels: Tensor) -> float | None:
     """Return the least mean loss of constant outputs, or None if it is not finite.
 
     For cross-entropy with one label a record it is computed from the shares of the classes.  For any other loss it
-    is the minimum that L-BFGS finds from outputs of 0, which may be a local one.
+    is the minimum that L-BFGS finds from outputs of 0, which may be a local one.  A loss without a gradient, such
+    as a share of wrong classes, has that of outputs 0.
 
     Args:
         loss: Loss of the model.
@@ -141,7 +142,9 @@ def _constant_loss(loss: Loss, output: Tensor, labels: Tensor) -> float | None:
     def value_and_gradient(values: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
         constant = torch.from_numpy(values).to(output.dtype).view(output.shape).requires_grad_()
         mean = loss.value(constant.expand(len(labels), *output.shape[1:]), labels).mean()
-        (gradient,) = torch.autograd.grad(mean, [constant])
+        (gradient,) = (
+            torch.autograd.grad(mean, [constant]) if mean.requires_grad else (torch.zeros_like(constant),)
+        )
         return float(mean.detach()), gradient.double().flatten().numpy()
 
     with torch.inference_mode(False), torch.enable_grad():
@@ -227,8 +230,8 @@ def _find_faults(cells: Sequence[Mapping[str, Any]]) -> list[str]:
     clipped_shares = [share for cell in cells if (share := cell["fraction_clipped"]) is not None]
     if sentences and min(clipped_shares, default=0.0) >= _ALL_CLIPPED:
         sentences.append(
-            f"Every increment was clipped{_PLACE}, so that a round moves the model by clip times step, whatever "
-            "the gradients are: look at these two first."
+            f"At least 99.9 % of the increments were clipped{_PLACE}, so that these have the norm of the clip, "
+            "however large the gradients are: look at clip and step first."
         )
     return sentences
 
@@ -298,16 +301,16 @@ def _class_count(data: Mapping[str, Any]) -> int:
     """
     if (schema := data.get("table")) is not None:
         return len(schema.get("classes") or ())
-    public_table = PUBLIC_TABLES.get(data.get("name", ""))
-    return 0 if public_table is None else public_table.schema.class_count
+    public_schema = find_schema(data.get("name", ""), None)
+    return 0 if public_schema is None else public_schema.class_count
 
 
 def _describe_unread(results: Results) -> list[str]:
     """Describe in sentences how many training records no round reads, if the number is known.
 
-    There is a sentence for cells with a number of samples (`federation.samples`).  For the other cells there is
-    one for each pair of numbers, of read and of present records, if fewer are read than are present, and
-    `measure_learning` stored the second number.
+    There is a sentence for cells with a number of samples (`federation.samples`) if some samples are never read.
+    For the other cells there is one for each pair of numbers, of read and of present records, if fewer are read
+    than are present, and `measure_learning` stored the second number.
     """
     sentences = []
     if unread_counts := [cell["unread"] for cell in results.cells if cell.get("unread")]:

@@ -78,7 +78,7 @@ def test_a_run_that_learns_has_no_finding(tmp_path: Path) -> None:
         ({"algorithm__step": 300.0}, "that of the best constant outputs"),
         (
             {"algorithm__step": 300.0, "algorithm__clip": 1e-4, "privacy__epsilon": 0.01},
-            "Every increment was clipped",
+            "At least 99.9 % of the increments were clipped, so that these have the norm of the clip",
         ),
         ({"algorithm__step": 300.0, "privacy__epsilon": 0.01}, "The test loss rises: it is"),
     ],
@@ -165,6 +165,19 @@ def test_a_run_from_python_warns_if_the_model_is_no_better_than_a_constant(tmp_p
             "own-data", train=EVEN, test=TEST, model=network(4), out=tmp_path / "run",
             set={"federation.rounds": 2, "federation.silos": 2, "algorithm.step": 1e-7},
         )  # fmt: skip
+
+
+def test_a_run_with_a_loss_without_a_gradient_is_measured_and_stored(tmp_path: Path) -> None:
+    """Was: a RuntimeError of torch after the last round, and no cell."""
+    results = ran(tmp_path, EVEN, TEST, network(4), loss=lambda output, label: (output.argmax() != label).float())
+    facts = read_results(results.folder).cells[0]["learning"]
+    assert facts["loss"] == pytest.approx(float((TEST[1] != 0).mean()))
+
+
+def test_scores_on_visits_are_compared_with_guessing_among_the_two_classes_of_their_description() -> None:
+    """Was: no comparison, as if fedpriv had no description of this table."""
+    assert learning._class_count({"name": "visits"}) == 2
+    assert learning._class_count({"name": "mnist"}) == 0
 
 
 @pytest.mark.parametrize("weights", [(1, 1, 1), (7, 0, 1), (5, 0, 0)], ids=["equal", "one missing", "one class"])

@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
+from fedpriv.accounting.guarantees import GaussianDP
 from fedpriv.addons.certificate.certify import VerifiedCertificate, verify_certificate
-from fedpriv.addons.certificate.command import format_board_page
+from fedpriv.addons.certificate.command import format_board_page, format_page
 from fedpriv.core.signed import read_signers
 
 FOLDER = Path(__file__).parent / "certificates"
@@ -22,14 +23,14 @@ def load(kind: str) -> VerifiedCertificate:
     return verify_certificate(FOLDER / kind / "certificate.json", read_signers(FOLDER / kind / "trusted"))
 
 
-def edited(kind: str, edit: Edit) -> str:
+def edited(kind: str, edit: Edit, view: Callable[[VerifiedCertificate], str] = format_board_page) -> str:
     """The page after an edit of the verified facts."""
     certificate = load(kind)
     changed = replace(
         certificate, body=deepcopy(dict(certificate.body)), silos=[deepcopy(dict(s)) for s in certificate.silos]
     )
     edit(changed)
-    return text_of(format_board_page(changed))
+    return text_of(view(changed))
 
 
 def text_of(page: str) -> str:
@@ -92,9 +93,38 @@ def test_the_board_page_composes_earlier_runs_on_the_same_records_with_this_one(
     assert "Silo 0 had 1 other run on its records: all together protect nothing that can be counted" in text
 
 
+def test_the_first_step_of_a_run_is_no_other_run_on_its_records() -> None:
+    """Was: "Silo 1 had 1 other run on its records", which was the first step of the certified run."""
+
+    def take_first_step(certificate: VerifiedCertificate) -> None:
+        step = {"runs_of_this_scenario": 1, "charged": {"mu": 3.0, "slack": 0.0}}
+        certificate.silos[1]["first_step"] = step
+        certificate.silos[1]["training"].update(
+            before={"runs": 1, "mu": 3.0, "slack": 0.0}, spent={"runs": 2, "mu": 5.0, "slack": 0.0}
+        )
+
+    text = edited("deployment", take_first_step)
+    assert "No ledger of training records of a silo that signed has another run." in text
+    text = edited("deployment", take_first_step, format_page)
+    assert "Silo 1 had 0 other runs on its records" in text
+    assert (
+        "0 runs before this one; it was charged μ = 4 and, for its first step, μ = 3; spent by all: μ = 5" in text
+    )
+
+
+def test_a_guess_that_is_nearly_always_right_is_no_guess_of_at_most_over_99_9_percent() -> None:
+    certificate = load("deployment")
+    assert certificate.claim is not None
+    weak = replace(certificate, claim=replace(certificate.claim, guarantee=GaussianDP(8.0)))
+    text = text_of(format_page(weak))
+    assert "guesses about one record is right in nearly all cases. Blind guessing is right in 50 %." in text
+    assert "at most 97.8 % of cases. Blind guessing" in text_of(format_page(certificate))
+
+
 @pytest.mark.parametrize(
     ("edit", "said"),
     [
+        (lambda c: c.body.update(audit=None), "Whether the claim withstands an attack: none is recorded."),
         (lambda c: c.body.update(tuned=None), "Whether settings were chosen by a look at these records."),
         (lambda c: c.body["people"].update(purpose="x"), "are open: access to records, approved by, contact"),
         (lambda c: c.silos.pop(), "NOT ALL SILOS SIGNED: 1 of 2 silos signed: silo 1 has not."),

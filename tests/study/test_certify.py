@@ -1,14 +1,17 @@
 """`fedpriv certify`: what is signed recomputes without the data, and nothing else passes."""
 
 import base64
+import importlib
 import json
 import random
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -35,7 +38,9 @@ from fedpriv.core.signed import (
     sha256,
     sign_data,
 )
-from tests.attacks.deployment import Deployment, deployment, fixed_order
+from fedpriv.papers.table import ALGORITHMS
+from fedpriv.silo import demo
+from tests.attacks.deployment import Deployment, deployment, fixed_order, secret_order
 from tests.cli.command import FEDPRIV
 from tests.cli.command import fedpriv as command
 from tests.conftest import small_tree
@@ -162,7 +167,10 @@ def test_certificates_with_consistently_edited_figures_are_refused_by_the_signat
             "0 of 3 silos signed: silos 0, 1, 2 have not",
         ),
         (lambda tree: tree.update(about="signed by all"), "about is 'signed by all', and it is: a simulation"),
-        (lambda tree: tree["body"]["record"].update(silos=10**18), "more rounds or silos than any run"),
+        (
+            lambda tree: tree["body"]["record"].update(silos=10**18),
+            "more rounds or silos than a certificate may have",
+        ),
         (lambda tree: tree["body"]["record"]["releases"][0].update(clips=[[1.0, 10**15]]), "more rounds or silos"),
         (lambda tree: tree["body"]["record"]["releases"][0].update(std=1e-320), "mu = inf"),
         (lambda tree: tree["body"]["record"]["releases"][0].update(decay="1"), "certificate|record"),
@@ -256,6 +264,22 @@ def test_a_run_with_an_edited_claim_or_with_no_chosen_cell_is_not_certified(tmp_
     assert "cell 0 claims something else than its releases and scenario give" in done.stderr
 
 
+@pytest.mark.parametrize("title", ["two\nlines of\u00a0text", "long " * 300])
+def test_a_run_whose_title_is_cut_or_escaped_for_display_is_certified(tmp_path: Path, title: str) -> None:
+    """Was: "run.title is 'two\\\\nlines …', and the scenario's is 'two\\nlines …'"."""
+    folder = fedpriv.run({**small_tree(), "title": title}, out=tmp_path / "run").folder
+    certify(folder)
+    check(folder / "certificate.json", folder)
+
+
+def test_a_folder_without_a_finished_cell_is_not_told_to_choose_one(run: Path, tmp_path: Path) -> None:
+    shutil.copytree(run, tmp_path / "run")
+    path = tmp_path / "run" / "results.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "cells": []}))
+    done = command("certify", tmp_path / "run", "--key", "k", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (2, f"fedpriv: {tmp_path / 'run'}: has no finished cell\n")
+
+
 def test_answers_of_people_are_escaped_in_the_certificate_page_and_model_card(run: Path, tmp_path: Path) -> None:
     (tmp_path / "people.toml").write_text('purpose = "A <script>course</script>"\nretention = "[two](years)"\n')
     folder = tmp_path / "run"
@@ -336,6 +360,39 @@ def test_a_silo_signs_no_run_that_is_missing_from_its_ledger(certified: Deployme
     assert (
         "the ledger has no run of record.scenario, the one that is certified, so nothing is signed" in done.stderr
     )
+
+
+OWN_ALGORITHM = """\
+from dataclasses import replace
+from fedpriv.papers.table import add_algorithm, find_algorithm
+add_algorithm(replace(find_algorithm("dp-sgd"), name="own-sgd"))
+"""
+
+
+def test_a_silo_signs_a_run_of_an_algorithm_that_an_extension_of_its_policy_adds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Was: "code of one's own is given with --import", an option that `fedpriv silo sign` lacks."""
+
+    def prepare_silos(*arguments: Any, **options: Any) -> list[Path]:
+        folders = demo.prepare_silos(*arguments, **options)
+        for folder in folders:
+            text = (folder / "policy.toml").read_text()
+            allowed = '[allow]\nextensions = ["own_sgd_of_a_silo"]\nalgorithms = ["own-sgd"]'
+            (folder / "policy.toml").write_text(text.replace("[allow]", allowed))
+        return folders
+
+    (tmp_path / "own_sgd_of_a_silo.py").write_text(OWN_ALGORITHM)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr("tests.attacks.deployment.prepare_silos", prepare_silos)
+    step = {"name": "own-sgd", "trust": "untrusted", "clip": 1.0, "step": 0.1}
+    with mock.patch.dict(ALGORITHMS), mock.patch.dict(sys.modules):
+        importlib.import_module("own_sgd_of_a_silo")
+        own = deployment(tmp_path, secret_order(algorithm=step))
+        assert own.draft() == ""
+        # Another process begins without the algorithm.
+        del ALGORITHMS["own-sgd"], sys.modules["own_sgd_of_a_silo"]
+        assert own.sign(0) == ""
 
 
 def test_a_signing_key_that_others_can_read_is_refused(tmp_path: Path) -> None:

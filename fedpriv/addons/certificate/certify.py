@@ -118,9 +118,9 @@ class VerifiedCertificate(SignedCertificate):
     claim: PrivacyClaim[Any] | None
     """Recomputed claim, or None for a run without noise."""
     is_planned_here: bool = True
-    """Whether the releases were compared as far as for fedpriv's own code.
+    """Whether the record was compared with its scenario, and with a plan if silos signed it.
 
-    They may not be if the scenario names code that is missing here, or that no certificate may run.
+    It is False only if the scenario names code that is missing here, or a model that no certificate may run.
     """
 
     @property
@@ -176,12 +176,12 @@ def make_body(
     """
     # Choose the cell, and refuse what cannot be certified.
     cells = {cell["cell"]: cell for cell in results.cells}
-    if cell_index is None and len(cells) != 1:
+    if cell_index is None and len(cells) > 1:
         raise InputError(
             f"{folder}: has {len(cells)} finished cells; say which model is released by --cell NUMBER"
         )
-    if (cell := cells.get(next(iter(cells)) if cell_index is None else cell_index)) is None:
-        raise InputError(f"{folder}: has no finished cell {cell_index}")
+    if (cell := cells.get(next(iter(cells), None) if cell_index is None else cell_index)) is None:
+        raise InputError(f"{folder}: has no finished cell{'' if cell_index is None else f' {cell_index}'}")
     if unknown := sorted(set(people) - set(RESPONSIBLE_PEOPLE)):
         raise InputError(f"{unknown[0]}: expected one of {', '.join(RESPONSIBLE_PEOPLE)}")
     if cell["cell"] in results.differs:
@@ -189,7 +189,7 @@ def make_body(
         raise RunError(
             f"{folder}: cell {cell['cell']} claims something else than its releases and scenario give: {reason}"
         )
-    # The record leaves out folders, and scores that were evaluated on silos' data without noise.
+    # The record leaves out folders of data files, and scores that were evaluated on silos' data without noise.
     model, scenario = read_file_bytes(folder / cell["model"]), strip_paths(cell["scenario"])
     has_exact_scores = cell["evaluation"] is not None and cell["evaluation"]["published"] == "without noise"
     names = [
@@ -199,7 +199,8 @@ def make_body(
     body = {
         "run": {
             "name": results.name,
-            "title": results.title,
+            # A reader compares the title with the scenario's, which `results.title` may cut or escape.
+            "title": scenario["title"],
             "date": results.date,
             "versions": dict(results.versions),
             "cells": len(cells),
@@ -241,7 +242,7 @@ def sign_certificate(body: Mapping[str, Any], silos: Sequence[Mapping[str, Any]]
                 f"silo {statement.get('silo')} signed another certificate than this: run, answers or audit were "
                 "changed since, so let it sign the present one"
             )
-    # Numbers of equal length are in numerical order as texts, and a stranger's statement may have any text.
+    # With zeros in front, texts have the order of the numbers.
     statements = sorted(silos, key=lambda statement: str(statement.get("silo")).zfill(8))
     document = {
         "about": SignedCertificate(body, statements).about_line,
@@ -256,7 +257,7 @@ def format_envelopes(tree: Mapping[str, Any]) -> str:
     """Format a certificate as DSSE envelopes for other programs, the coordinator's line before the silos'.
 
     An envelope is a line of JSON with a signed document and its signature.  The document of the coordinator is the
-    certificate without this signature, and that of a silo is its statement.
+    certificate without the coordinator's signature, and that of a silo is its statement without its signature.
     """
     document = {name: value for name, value in tree.items() if name != "coordinator"}
     envelopes = [make_envelope(tree["format"], document, tree["coordinator"])]
@@ -304,9 +305,9 @@ def verify_certificate(
 
     Raises:
         InputError: If the file cannot be read, or is no certificate of a known format.
-        RunError: If a key is not among `signers`, a signature or a figure is not the expected one, a silo has not
-            signed although each has to, `model` is another file or cannot be read, or the document has another
-            shape.  The message names the first such fault.
+        RunError: If a key is not among `signers`, a signature or a fact is not the expected one, a silo has not
+            signed although each has to, `model` is another file or cannot be read, fedpriv 0.3.0 made a false
+            claim for the record, or the document has another shape.  The message names the first such fault.
 
     Guarantee: a certificate that passes was signed, byte for byte, by the coordinator whom `signers` names.  A
     certificate of a deployment was signed by every silo of its scenario, each for itself, or, without
@@ -358,8 +359,8 @@ def recompute_record(body: Mapping[str, Any]) -> LedgerEntry:
     A body of another shape may raise other exceptions, such as KeyError.
 
     Raises:
-        InputError: If a figure or another fact is not that of releases and scenario, or if they cannot be read
-            here.
+        InputError: If a figure or another fact is not that of releases and scenario, if they cannot be read here,
+            or if fedpriv 0.3.0 made a false claim for the record.
     """
     record = body["record"]
     _check_sizes(record)
@@ -384,11 +385,14 @@ def _derived_figures(entry: LedgerEntry) -> dict[str, Any]:
     are derived, from the releases and the record's δ.
 
     Raises:
-        InputError: If a deployment's scenario names code that is not here, or a scenario is malformed.
+        InputError: If a deployment's scenario names code that is not here, or a scenario cannot be used.
     """
     record, cell = entry.record, entry.resolved_cell
     if cell is None and record["engine"] == "deployment":
-        raise InputError("record.scenario cannot be planned here; code of one's own is given with --import")
+        raise InputError(
+            "record.scenario cannot be planned here; code of one's own is given with --import, and for a silo by "
+            "allow.extensions of its policy"
+        )
     if cell is None:
         return claim_figures(entry.claim, entry.delta)
     noise: Literal["simulation", "release"] = "release" if record["noise"] == "release" else "simulation"
@@ -456,14 +460,14 @@ def _check_sizes(record: Mapping[str, Any]) -> None:
     counts = [value for value in values if isinstance(value, int)]
     clips = [count for release in releases for _, count in release["clips"]]
     if sum(abs(int(count)) for count in (*counts, *clips)) > _MAX_ROUNDS or abs(int(record["silos"])) > _MAX_SILOS:
-        raise InputError("record: has more rounds or silos than any run")
+        raise InputError("record: has more rounds or silos than a certificate may have")
 
 
 def _matches(recorded: Any, expected: Any, name: str) -> bool:
     """Whether a recorded value equals the expected one, up to rounding.
 
-    A floating-point figure may differ by 1e-8 of its value, and an ε may be up to 1 % larger.  Dictionaries match
-    key by key, and any other values have to be equal.
+    A floating-point figure may differ by 1e-8 of its value, and one whose `name` begins with "epsilon" may be up
+    to 1 % larger.  Dictionaries match key by key, and any other values have to be equal.
 
     Args:
         recorded: Value in the record.
@@ -484,7 +488,7 @@ def _matches(recorded: Any, expected: Any, name: str) -> bool:
 
 
 def _check_silos(tree: Mapping[str, Any], signers: Mapping[str, Ed25519PublicKey], entry: LedgerEntry) -> bool:
-    """Check the silos' signatures, and the releases with the shapes of data that silos signed.
+    """Check the silos' signatures, and compare releases and charges with the plan for the shapes they signed.
 
     Args:
         tree: The certificate.
@@ -543,7 +547,7 @@ def _check_plan(
         True, or False if there is no plan because the model is code outside fedpriv.
 
     Raises:
-        InputError: If streams, shapes or charges differ.
+        InputError: If the run cannot be planned, or the model's size, streams, shapes or charges differ.
     """
     from fedpriv.addons.certificate.attest import find_charge_difference
 

@@ -107,8 +107,8 @@ class CertificateAnswer(NamedTuple):
 def sections(certificate: VerifiedCertificate) -> list[tuple[str, list[CertificateAnswer]]]:
     """List headings and answers in the order of the page.
 
-    The privacy statement is about the certified cell alone.  Its figures are those of the record, which
-    `verify_certificate` has compared with recomputed ones.
+    The privacy statement is about the certified cell alone.  Its figures are recomputed from the releases, or are
+    those of the record, which `verify_certificate` has compared with recomputed ones.
     """
     body, statement = certificate.body, _make_statement(certificate)
     run, model, record = body["run"], body["model"], body["record"]
@@ -236,8 +236,8 @@ def _guarantee_answers(certificate: VerifiedCertificate, statement: Statement) -
         CertificateAnswer(
             "What can an attacker do?",
             NIST,
-            f"An attacker who knows all else and guesses about one {certificate.claim.unit.noun} is right in at "
-            f"most {statement.levels[0].attacker} of cases. Blind guessing is right in 50 %.",
+            f"An attacker who knows all else and guesses about one {certificate.claim.unit.noun} is right in "
+            f"{_share_of_cases(certificate.claim.guarantee.best_guess)}. Blind guessing is right in 50 %.",
         ),
         CertificateAnswer("What weakens it?", NIST, " ".join(list_weaknesses(certificate, statement))),
         CertificateAnswer("Why this ε?", _NIST_AND_OPENDP, _person_answer(certificate.body, "reason_for_epsilon")),
@@ -298,7 +298,7 @@ def _describe_public_facts(certificate: VerifiedCertificate, data: Mapping[str, 
     if table is None and find_schema(data["name"], None) is not None:
         return "Ranges, vocabularies and classes of the table are public, as fedpriv describes this data set."
     if table is None:
-        return "Shapes of records and the number of classes are taken to be public, as the scenario has them."
+        return "Shapes of records and the number of classes are taken to be public."
     signers = [silo_statement for silo_statement in certificate.silos if silo_statement["table_public"]]
     silos = f", and by the policies of {format_count(len(signers), 'silo')} that signed" if signers else ""
     return (
@@ -309,16 +309,19 @@ def _describe_public_facts(certificate: VerifiedCertificate, data: Mapping[str, 
 
 
 def _describe_other_runs(statement: Mapping[str, Any]) -> str:
-    """Describe the other runs on a silo's records, and, if there are any, the composed cost of all runs."""
+    """Describe the other runs on a silo's records, and, if there are any, the composed cost of all runs.
+
+    A first step, which has a place of its own in the ledger of training records, is part of the certified run.
+    """
     parts = [
-        ("records", statement["training"]),
-        *([("test records", statement["tests"])] if "tests" in statement else []),
+        ("records", statement["training"], 1 + ("first_step" in statement)),
+        *([("test records", statement["tests"], 1)] if "tests" in statement else []),
     ]
-    return f"Silo {statement['silo']} had {', and '.join(_runs_on(noun, facts) for noun, facts in parts)}."
+    return f"Silo {statement['silo']} had {', and '.join(_runs_on(*part) for part in parts)}."
 
 
-def _runs_on(noun: str, facts: Mapping[str, Any]) -> str:
-    runs, repeat_count = facts["spent"]["runs"] - 1, facts["runs_of_this_scenario"] - 1
+def _runs_on(noun: str, facts: Mapping[str, Any], own_count: int) -> str:
+    runs, repeat_count = facts["spent"]["runs"] - own_count, facts["runs_of_this_scenario"] - 1
     repeat_note = f", {repeat_count} of the very same scenario" if repeat_count else ""
     total_note = f"; all together are {_format_amount(facts['spent'], 'more than any budget')}" if runs else ""
     return f"{format_count(runs, 'other run')} on its {noun}{repeat_note}{total_note}"
@@ -340,8 +343,13 @@ def _describe_silo_budget(statement: Mapping[str, Any]) -> str:
     slack_note = f" and a probability of {format_lower(allow['slack'], 3)}" if allow["slack"] else ""
     return "; ".join(
         [
-            f"{format_count(facts['before']['runs'], 'run')} before this one; it was charged "
-            + _format_amount(facts["charged"], "as a run without noise"),
+            f"{format_count(facts['before']['runs'] - ('first_step' in statement), 'run')} before this one; it "
+            f"was charged {_format_amount(facts['charged'], 'as a run without noise')}"
+            + (
+                f" and, for its first step, {_format_amount(first_step['charged'], 'as one without noise')}"
+                if (first_step := statement.get("first_step"))
+                else ""
+            ),
             f"spent by all: {_format_amount(facts['spent'], 'more than any budget')}, of a lifetime budget of "
             f"{format_lower(allow['budget'])}{slack_note}, "
             f"left for one more run {format_lower(facts['left']['mu'])}",
@@ -442,7 +450,8 @@ def _board_sections(certificate: VerifiedCertificate, statement: Statement) -> d
 
     Args:
         certificate: The certificate, with what each silo signed.
-        statement: Privacy of the run in words, not by a silo.  Of its caveats the page has those on ε and δ only.
+        statement: Privacy of the run in words, which no silo signed.  Of its caveats the page has only those that
+            begin with ε or δ.
     """
     body, record = certificate.body, certificate.body["record"]
     open_questions = [
@@ -490,7 +499,7 @@ def _board_sections(certificate: VerifiedCertificate, statement: Statement) -> d
             "Where the means come from by which columns of numbers were scaled."
             if has_external_first_step(record["releases"])
             else "",
-            "Whether the claim withstands an attack: none was tried." if body["audit"] is None else audit_note,
+            "Whether the claim withstands an attack: none is recorded." if body["audit"] is None else audit_note,
             "Whether the run is allowed: that is for the people who file this."
             + (f" These questions are open: {', '.join(open_questions)}." if open_questions else ""),
         ],
@@ -532,19 +541,23 @@ def _describe_guesses(certificate: VerifiedCertificate) -> list[str]:
 
 
 def _share_of_cases(probability: float) -> str:
-    text = format_upper_percent(probability)
-    return "nearly all cases" if text.startswith("over") else f"at most {text} of cases"
+    return (
+        "nearly all cases"
+        if (text := format_upper_percent(probability)).startswith("over")
+        else f"at most {text} of cases"
+    )
 
 
 def _describe_all_runs(silo: Mapping[str, Any]) -> str:
-    """Describe the best guess from all runs of a silo together, or return "" for fewer than two runs.
+    """Describe the best guess from all runs of a silo together, or return "" without another run.
 
+    A first step, which has a place of its own in the silo's ledger, is part of the certified run.
     The silo's statement has the composed charge of all runs on its training records: together they are μ-GDP,
     except with a probability, the slack, for which the guess is taken to be right.  Its μ is None if the runs cost
     more than any budget, for example because one has no noise.
     """
     total_budget = silo["training"]["spent"]
-    if total_budget["runs"] < 2:
+    if (other_count := total_budget["runs"] - 1 - ("first_step" in silo)) < 1:
         return ""
     mu, slack = total_budget["mu"], total_budget["slack"]
     total = (
@@ -552,7 +565,7 @@ def _describe_all_runs(silo: Mapping[str, Any]) -> str:
         if mu is None
         else f"a guess is right in {_share_of_cases(min(1.0, best_guess(mu) + slack))}"
     )
-    other_runs = format_count(total_budget["runs"] - 1, "other run")
+    other_runs = format_count(other_count, "other run")
     return f"Silo {silo['silo']} had {other_runs} on its records: all together {total}."
 
 
@@ -590,7 +603,7 @@ def format_model_card(certificate: VerifiedCertificate) -> str:
 
 
 def _escape_markdown(text: str) -> str:
-    """Format another party's text as one line without markup and links."""
+    """Format another party's text as one line without emphasis, code, links, images and HTML of CommonMark."""
     line = " ".join(text.split())
     return "".join(f"\\{letter}" if letter in "\\`*_[]<>#|!" else letter for letter in line)
 
@@ -600,11 +613,11 @@ BOARD_FILE, ENVELOPES_FILE = "board.html", "certificate.dsse.jsonl"
 
 
 def verify(path: Path, keys: Path | None, model: Path | None) -> None:
-    """Verify a certificate and print signers, recomputed claim and caveats.
+    """Verify a certificate, and print signers, recomputed claim, caveats and whether a model was compared.
 
     Raises:
         InputError: If no trusted keys are given, or keys or certificate cannot be read.
-        RunError: If a signature, a figure or the model is not the expected one, with the first such fault.
+        RunError: If `verify_certificate` refuses the certificate or the model, with the first fault.
     """
     if keys is None:
         raise InputError(
@@ -633,7 +646,8 @@ def certify(
         silos: Files of the statements that silos have signed.
 
     Raises:
-        InputError: If the run, an answer, the key or a silo's file cannot be used, or a silo signed another body.
+        InputError: If the run, an answer, the key or a silo's file cannot be used, a fact of the cell is not that
+            of its scenario, or a silo signed another body.
         RunError: If the run's claim is not what releases and scenario give, or the written certificate fails its
             verification, for example by a silo's wrong signature.
     """
@@ -679,8 +693,9 @@ def certify(
 def sign(policy: Path, path: Path, out: Path | None) -> None:
     """Sign a certificate as a silo, and write the signed statement into a file.
 
-    The certificate's figures are recomputed first, and its releases and charges compared with the silo's ledger.
-    The silo's number, its public key and the path of the file are printed.
+    The certificate's figures are recomputed first, with the extensions of the policy.  The releases are then
+    compared with a plan of the scenario in the silo's ledger, and the ledger's charges with the plan's price.  The
+    silo's number, its public key and the path of the file are printed.
 
     Args:
         policy: The silo's policy.
@@ -694,16 +709,17 @@ def sign(policy: Path, path: Path, out: Path | None) -> None:
             ledger locked, or the scenario cannot be planned under the code that the policy permits today.
     """
     from fedpriv.addons.certificate.attest import attest
+    from fedpriv.silo.policy import read_policy
 
     tree = read_certificate(path)
+    read_policy(policy).import_extensions()
     body: Mapping[str, Any] = tree["body"]
     try:
         try:
             recompute_record(body)
         except InputError as error:
             raise InputError(f"{path}: {error}") from None
-        says = STATEMENT_NAMES[tree["format"]]
-        facts = attest(policy, body["record"], sha256(canonical_json(body)), says)
+        facts = attest(policy, body["record"], sha256(canonical_json(body)), STATEMENT_NAMES[tree["format"]])
     except FedprivError:
         raise
     except Exception as error:  # a coordinator can send a document of any shape
@@ -716,7 +732,7 @@ def sign(policy: Path, path: Path, out: Path | None) -> None:
 def _read_people(path: Path | None, answers: Sequence[str]) -> dict[str, str]:
     """Read people's answers by key from a TOML file, overridden by KEY=TEXT answers.
 
-    An answer becomes one line of at most 2,000 characters.
+    An answer becomes one line, and is cut after 2,000 characters (`sanitize_line`).
 
     Raises:
         InputError: If the file cannot be read as TOML, an answer is no text or empty, or a "KEY=TEXT" has no "=".
