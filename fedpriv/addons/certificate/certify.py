@@ -488,7 +488,7 @@ def _matches(recorded: Any, expected: Any, name: str) -> bool:
 
 
 def _check_silos(tree: Mapping[str, Any], signers: Mapping[str, Ed25519PublicKey], entry: LedgerEntry) -> bool:
-    """Check the silos' signatures, and compare releases and charges with the plan for the shapes they signed.
+    """Check the silos' signatures, and compare releases and charges with a plan for the signed shapes.
 
     Args:
         tree: The certificate.

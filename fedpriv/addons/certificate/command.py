@@ -603,7 +603,7 @@ def format_model_card(certificate: VerifiedCertificate) -> str:
 
 
 def _escape_markdown(text: str) -> str:
-    """Format another party's text as one line without emphasis, code, links, images and HTML of CommonMark."""
+    """Escape another party's text as one line without CommonMark's emphasis, code, links and HTML."""
     line = " ".join(text.split())
     return "".join(f"\\{letter}" if letter in "\\`*_[]<>#|!" else letter for letter in line)
 

@@ -117,7 +117,7 @@ class RateFigure:
     notes: Sequence[str] = field(default=())
 
     def table(self) -> list[list[str]]:
-        """Return a header, and a row for each line: its values at `shown_xs`, its exponent, and that of theory."""
+        """Return a header, and for each line its values at `shown_xs`, its exponent and that of theory."""
         header = ["", *(f"{x:g}" for x in self.shown_xs), "exponent", "theory"]
         return [header, *([*_format_values(line, self.shown_xs), line.theory] for line in self.lines)]
 
@@ -149,7 +149,7 @@ def _format_values(line: Line, xs: Sequence[float]) -> list[str]:
 
 
 def log_space(low: float, high: float, per_decade: int = 4) -> list[float]:
-    """Return numbers from `low` to `high` with equal ratios, about `per_decade` of them for each factor of 10.
+    """Return numbers from `low` to `high` with equal ratios, about `per_decade` for a factor of 10.
 
     Both ends are included, unless their ratio is so small that `low` is the only number.
     """
