@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from fedpriv.addons.begin.inspect import round_outwards
 from fedpriv.core.errors import InputError
 from fedpriv.silo.policy import read_policy
 from tests.cli.command import output_of
@@ -53,7 +54,7 @@ def test_five_commands_lead_from_a_csv_file_to_a_report(tmp_path: Path, monkeypa
     for part in (
         "  age: numbers from 20 to 89, 55 missing",
         "  pain: 3 words: ",
-        "left out, with one value or too many words: patient",
+        "left out, with one value, too large numbers or too many words: patient",
         "were read from the records, and to publish them is a release",
     ):
         assert part in text
@@ -91,8 +92,14 @@ REFUSALS: list[tuple[Change, str, str]] = [
     ({}, "", "--out: needs --target"),
     ({}, "--target outcom", "has no column 'outcom', .*did you mean 'outcome'"),
     ({"outcome": "well"}, "--target outcome", "'outcome': holds one value only"),
+    ({"outcome": ""}, "--target outcome", "'outcome': is empty, so there is nothing to predict"),
+    (
+        lambda n, record: {"days": "1.7976931348623157e308" if n == 5 else str(n)},
+        "--target days",
+        "'days': holds a number of size 1e307 or more",
+    ),  # was a ValidationError
     ({}, "--target sex --regression", "'sex': holds words, so it is no real target"),
-    ({"part": "test"}, "--target outcome --split part", "has no training records"),
+    ({"part": "test"}, "--target outcome --split part", "has no training records; 4 silos need one each"),
     (
         {"hospital": ""},
         "--target outcome --site hospital",
@@ -128,6 +135,32 @@ def test_tables_that_cannot_be_described_are_refused_in_one_line_and_nothing_is_
         inspect(tmp_path, changed(rows(), change), *words.split())
     assert "\n" not in str(raised.value)
     assert not (tmp_path / "out").exists()
+
+
+def test_a_column_of_extremely_large_numbers_is_left_out(tmp_path: Path) -> None:
+    text = inspect(
+        tmp_path,
+        changed(rows(), lambda n, record: {"days": "1.7976931348623157e308" if n % 9 == 0 else str(n)}),
+        *SITES,
+    )
+    assert "too large numbers or too many words: patient, days" in text  # was a ValidationError
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "bounds"),
+    [
+        (17.0, 83.0, (10.0, 90.0)),
+        (0.0, 5e-324, (0.0, 5e-324)),  # was a ZeroDivisionError
+        (0.8300000000000001, 0.8400000000000001, (0.83, 0.85)),
+        (-2.3, -1.7, (-2.3, -1.7)),  # ended at -2.3000000000000003
+        (-0.3, 0.5, (-0.3, 0.5)),
+    ],
+)
+def test_ranges_are_rounded_outwards_and_never_inwards(
+    low: float, high: float, bounds: tuple[float, float]
+) -> None:
+    assert round_outwards(low, high)[0] <= low < high <= round_outwards(low, high)[1]
+    assert round_outwards(low, high) == bounds
 
 
 def test_data_inspect_never_overwrites_existing_files(tmp_path: Path) -> None:
@@ -203,7 +236,7 @@ def test_a_malformed_number_in_a_column_is_reported_with_its_line(tmp_path: Path
     mistake = f"599 numbers, and 1 cell that is none: line 19: {cell!r}"
     assert any(line.startswith(f"  age: {mistake}; mend what is wrong, and empty a cell") for line in lines)
     assert "left out, until its cells are mended: age" in lines
-    assert "left out, with one value or too many words: patient" in lines
+    assert "left out, with one value, too large numbers or too many words: patient" in lines
     with pytest.raises(InputError, match=re.escape(f"column 'age': {mistake}")):
         inspect(tmp_path, records, "--target", "age")
 

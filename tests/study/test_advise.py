@@ -190,6 +190,31 @@ def test_every_reason_for_an_advised_key_is_in_the_documentation() -> None:
         assert f"| `{key}`: {reason}: " in page
 
 
+def test_advice_for_very_large_models_allocates_no_parameters() -> None:
+    assert advise(silos=3, records=50, features=10**7, classes=10**5, epsilon=1.0).epsilon <= 1.0  # RuntimeError
+
+
+@pytest.mark.parametrize("norm", [1.1, 1.12, 2.24, 2e-5, 5e-6, 7, 1010.0, 123456.0, 0.12300000000000001])
+def test_the_norm_in_an_advised_scenario_is_rounded_up_to_three_digits(norm: float) -> None:
+    written = advise(silos=3, records=50, features=4, epsilon=1.0, feature_norm=norm).tree["model"]["feature_norm"]
+    assert norm <= written < norm * 1.01
+    assert written == float(f"{written:.3g}")
+    assert written == norm or norm != float(f"{norm:.3g}")
+
+
+def test_a_first_step_of_the_user_has_no_comment_that_none_is_taken() -> None:
+    data = {"name": "mine.csv", "partition": "site", "scale": {"share": 0.1}}
+    advice = advise(silos=3, records=50, features=4, epsilon=1.0, data=data)
+    assert "no first step" not in advice.text
+    assert "no first step" in [each.why[:13] for each in advise_on_facts(advice.facts).chosen]
+
+
+def test_the_command_names_the_import_that_a_network_needs(tmp_path: Path) -> None:
+    words = "--silos 3 --records 60 --features 4 --classes 2 --epsilon 3 --parameters 500 --out net.toml"
+    done = fedpriv("advise", *words.split(), cwd=tmp_path)
+    assert "fedpriv run net.toml --import FILE, which adds my-network" in " ".join(done.stdout.split())
+
+
 def test_the_advised_clip_norm_is_a_constant_times_the_root_of_features_plus_one() -> None:
     advice = advise(silos=4, records=100, features=9, classes=2, epsilon=1.0)
     assert advice.tree["algorithm"]["clip"] == pytest.approx(CLIP * math.sqrt(10.0), rel=1e-2)

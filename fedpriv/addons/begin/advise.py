@@ -5,7 +5,7 @@ constants.
 
 | here | meaning |
 |---|---|
-| n, M | units (records or persons) of all silos, and the number of silos |
+| n, M | units (such as records or persons) of all silos, and the number of silos |
 | F | bound on the norm of a record's features; √(F² + 1) bounds it with the constant 1 |
 | μ | μ of (ε, δ), by the accountant |
 | m | noise terms in the mean: M for an untrusted server, 1 for noise of one party or of a masked sum |
@@ -24,9 +24,10 @@ import textwrap
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from decimal import ROUND_CEILING, Context
 from typing import Any
 
-from torch import nn
+from torch import device, nn
 
 from fedpriv.accounting.gaussian import mu_of
 from fedpriv.claims.claim import compute_claim
@@ -57,7 +58,7 @@ The first is that of 2 classes, the second the power of classes / 2 with which i
 REAL_TRAVEL, REAL_TURN = 0.7, 2.0
 """Travel over q, and largest move of a prediction in a round, for a real target in -1 … 1."""
 NETWORK_ROUNDS, NETWORK_CLIP, NETWORK_STEP = 100, 1.0, 0.02
-"""Rounds, clip and step of DP-Adam for a network of up to `NETWORK_WIDTH` parameters."""
+"""Rounds without a limit, clip, and step in these rounds up to `NETWORK_WIDTH` parameters."""
 NETWORK_WIDTH, WIDTH_POWER = 10_000, 1.0 / 3.0
 """Parameters above which the step falls, as parameters^(-power)."""
 MIN_Q = {True: 3.5, False: 1.5}
@@ -88,7 +89,7 @@ REASONS = {
     "data.scale": "no first step: noisy means and deviations take budget, and pay where ranges are much "
     "wider than the records",
 }
-"""Choice and reason by key, as a comment above the key.  Their measurements are in docs/advise.md."""
+"""Choice and reason by key, written above the keys that a scenario has.  docs/advise.md has the measurements."""
 NETWORK_REASONS = {
     "federation.batches": "all records of a silo in every round: a round's noise is relative to the records that "
     "it reads",
@@ -111,14 +112,14 @@ class Facts:
 
     | field | meaning |
     |---|---|
-    | `sizes` | number of training units of each silo: records, or persons if these are protected |
+    | `sizes` | number of training units of each silo, such as records, or persons if these are protected |
     | `features` | number of features of a record |
     | `classes` | number of classes, 0 for a real target, which is scaled to -1 … 1 |
     | `feature_norm` | F, bound on the norm of a record's features, or None for √features, that of -1 … 1 |
     | `epsilon`, `delta` | privacy target of the run |
     | `trust`, `relation`, `unit` | as in a scenario |
     | `rounds` | largest number of rounds that is allowed, or None for no limit |
-    | `records_of_person` | largest number of a person's records that count, for unit = "user", or None |
+    | `records_of_person` | largest number of a person's or client's records that count, for these units |
     | `parameters` | d, number of trained parameters of a network, or None for a linear model |
 
     Raises:
@@ -173,7 +174,7 @@ class Facts:
 
 
 def _check_integer(name: str, value: object, low: int, high: int, more: str = "") -> None:
-    """Raise InputError unless a fact is an integer from `low` to `high`.
+    """Raise InputError unless a fact is an `int` from `low` to `high`, and of no subclass.
 
     `more` is added to the message.
     """
@@ -182,7 +183,7 @@ def _check_integer(name: str, value: object, low: int, high: int, more: str = ""
 
 
 def _check_number(name: str, value: object, low: float, high: float) -> None:
-    """Raise InputError unless a fact is a number from `low` to `high`."""
+    """Raise InputError unless a fact is an `int` or `float` from `low` to `high`, and of no subclass."""
     if type(value) not in (int, float) or not low <= value <= high:  # type: ignore[operator]
         raise InputError(f"advise: {name} = {value!r}: expected a number from {low:g} to {high:g}")
 
@@ -276,6 +277,9 @@ class Advice:
         Args:
             notes: Comment lines below the header of a section, by the section's name.  A note on "privacy" takes
                 the place of the forecast.
+
+        Raises:
+            ValueError: If "table" is no description of columns.
         """
         reasons = {recommendation.key: recommendation.why for recommendation in self.chosen}
         comments = {"privacy": format_comment(self.forecast.sentence), **(notes or {})}
@@ -313,7 +317,7 @@ def advise_on_facts(facts: Facts, data: Mapping[str, Any] | None = None, name: s
         name: Name of the scenario.
 
     Raises:
-        InputError: If no run can have these facts.
+        InputError: If no run can have these facts, or a scenario cannot have this name.
     """
     settings = _choose_numbers(facts)
     tree = _make_tree(facts, settings, data or {"name": "records.npz"}, name)
@@ -365,7 +369,7 @@ def _choose_numbers(facts: Facts) -> _AdvisedNumbers:
 
     For a linear model the travel is 6 q^(2/3) for classes and 0.7 q for a real target, or less if a round would
     turn a score too far.  Classes get as many rounds, from 30 to 100, as the travel needs, and a real target 30.
-    The clip is 0.1 √(F² + 1), and the step travel / (clip · rounds).
+    The clip is 0.1 √(F² + 1), to three digits, and the step travel / (clip · rounds).
 
     A network has clip 1, 100 rounds and the step 0.02, which is shorter for many parameters and longer for fewer
     rounds.  A limit on rounds in the facts comes before these numbers.
@@ -441,8 +445,7 @@ def _make_linear_model(facts: Facts) -> dict[str, Any]:
 
 def _round_up(norm: float) -> float:
     """Round up to three digits, so that features of norm √k are not scaled down."""
-    digits = 2 - math.floor(math.log10(norm))
-    return float(f"{math.ceil(norm * 10.0**digits) / 10.0**digits:.12g}")
+    return float(Context(prec=3, rounding=ROUND_CEILING).create_decimal(repr(norm)))
 
 
 def _make_plan(facts: Facts, tree: Mapping[str, Any]) -> tuple[Cell, Plan]:
@@ -460,15 +463,16 @@ def _make_plan(facts: Facts, tree: Mapping[str, Any]) -> tuple[Cell, Plan]:
     }
     cell = resolve_cell(planned_tree, "advise")
     row, dtype = cell.model.row, DTYPES[cell.run.dtype]
-    return cell, make_plan(cell, row.objective((facts.features,), facts.classes, dtype, cell.model.settings))
+    with device("meta"):  # a model takes no memory there, whatever its number of parameters
+        return cell, make_plan(cell, row.objective((facts.features,), facts.classes, dtype, cell.model.settings))
 
 
 def _make_forecast(facts: Facts, settings: _AdvisedNumbers, plan: Plan) -> Forecast:
     """Compute the forecast from the plan.
 
     A linear model adds up step · noise over all rounds.  For a real target the output is the average of the
-    models, whose noise is about that of this sum over √3.  For a network the forecast is of a single round's mean
-    gradient.
+    models, whose noise is about that of this sum over √3 in many rounds, and more in a few.  For a network the
+    forecast is of a single round's mean gradient.
     """
     if facts.parameters is not None:
         std = plan.noise.std_in_mean
@@ -491,8 +495,12 @@ def _explain_settings(
         "data.scale": "none",
         **{f"algorithm.{key}": value for key, value in tree["algorithm"].items()},
     }
-    reasons = REASONS if facts.parameters is None else NETWORK_REASONS
-    return tuple(Recommendation(key, values[key], reason) for key, reason in reasons.items())
+    # A user's own data.scale is no choice of the advice.
+    return tuple(
+        Recommendation(key, values[key], reason)
+        for key, reason in (REASONS if facts.parameters is None else NETWORK_REASONS).items()
+        if key != "data.scale" or "scale" not in tree["data"]
+    )
 
 
 def _describe_alternatives(facts: Facts, forecast: Forecast) -> tuple[str, ...]:
@@ -558,7 +566,8 @@ def advise(
         The scenario with reasons, the forecast of its noise, and alternatives.
 
     Raises:
-        InputError: If a fact is out of its range or unknown, or if no run can have all facts.
+        InputError: If a fact is out of its range or unknown, no run can have all facts, or a scenario cannot have
+            this name.
 
     Example:
         >>> import fedpriv
@@ -597,8 +606,9 @@ def as_advised(
     if the advice has fewer rounds.  Other settings, such as a clip, replace the advised ones later.  A warning
     comes with the advice if the server is trusted by the scenario alone.
 
-    Guarantee: of `data` the number of records, their width and the number of classes decide; no record and no
-    label does.  Of `module` the number of trained parameters decides.
+    Guarantee: of `data` the number of records, their width and `class_count` decide; no record does, and no label
+    other than by `class_count`, which `make_dataset` infers from the labels unless the program gives it.  Of
+    `module` the number of trained parameters decides.
 
     Args:
         tree: Scenario as nested dictionaries.

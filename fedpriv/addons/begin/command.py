@@ -27,7 +27,7 @@ import numpy as np
 import typer
 from numpy.typing import NDArray
 
-from fedpriv.addons.begin.advise import Advice, Facts, advise, advise_on_facts
+from fedpriv.addons.begin.advise import NETWORK_NAME, Advice, Facts, advise, advise_on_facts
 from fedpriv.addons.begin.inspect import (
     MAX_WORDS,
     PersonCounts,
@@ -117,9 +117,10 @@ def inspect_table(
 
     Raises:
         InputError: If the files cannot be read as a table, an option of `marks` is malformed, a column cannot have
-            its role, a person has records at two sites, a silo has no training unit, `out` is given without a
-            target or for a table for which no settings can be advised, or a file that would be written exists in
-            `out`.
+            its role, no column can become a feature, a row does not keep to the description, a person has records
+            at two sites, a silo has no training unit, `out` is given without a target or for a table for which no
+            settings can be advised, or a file that would be written exists in `out`.
+        OSError: If a file cannot be written.
     """
     if other := [path for path in paths if not is_table_path(path.name)]:
         raise InputError(f"{other[0]}: expected a file of a table, {' or '.join(TABLE_SUFFIXES)}")
@@ -176,7 +177,10 @@ def inspect_table(
     )
     for reason, names in (
         ("until its cells are mended", [name for name in unused if name in columns_with_odd_cells]),
-        ("with one value or too many words", [name for name in unused if name not in columns_with_odd_cells]),
+        (
+            "with one value, too large numbers or too many words",
+            [name for name in unused if name not in columns_with_odd_cells],
+        ),
     ):
         if names:
             typer.echo(f"left out, {reason}: {sanitize_line(', '.join(names))}")
@@ -220,7 +224,10 @@ def inspect_table(
 
 
 def _why_refused(scenario: Path) -> str | None:
-    """Return why a run of a written scenario would be refused once its description is public, or None."""
+    """Return why a run of a written scenario would be refused for its data, or None.
+
+    The description counts as public.
+    """
     from fedpriv.plan.task import check_record_count, load_task
     from fedpriv.scenario.load import load_scenario
 
@@ -301,7 +308,10 @@ def _warn_of_small_silos(encoded: TableRows, schema: TableSchema, sizes: Sequenc
     """
     names = schema.sites or tuple(f"silo {silo}" for silo in range(len(sizes)))
     if (min_size := min(sizes)) < 1:
-        raise InputError(f"{names[sizes.index(min_size)]!r} has no {noun}; leave its records out of the table")
+        raise InputError(
+            f"{names[sizes.index(min_size)]!r} has no {noun}; "
+            + ("leave its records out of the table" if schema.sites else f"{len(sizes)} silos need one each")
+        )
     for silo_id, (name, size) in enumerate(zip(names, sizes, strict=True)):
         if size < _MIN_RECORDS:
             typer.echo(f"warning: {name!r} has {size} {noun}: its noise will hide nearly all they say")
@@ -403,6 +413,7 @@ def print_advice(
 
     Raises:
         InputError: If no federation has these facts, `records` is no list of numbers, or `out` exists.
+        OSError: If `out` cannot be written.
     """
     if out is not None and out.exists():
         raise InputError(f"--out {out}: exists; give another name")
@@ -440,7 +451,10 @@ def print_advice(
         write_text(out, advice.text)
         if not as_json:
             instruction = "" if data is not None else ". Put your records into records.npz (docs/adding-data.md)"
-            print_plain(f"written: {out}{instruction}; run it with: fedpriv run {out}")
+            print_plain(
+                f"written: {out}{instruction}; run it with: fedpriv run {out}"
+                + (f" --import FILE, which adds {NETWORK_NAME}" if advice.facts.parameters is not None else "")
+            )
 
 
 def _parse_counts(text: str) -> int | tuple[int, ...]:

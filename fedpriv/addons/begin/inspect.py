@@ -7,10 +7,10 @@ the few cells of a column of numbers that are none.  The *role* of a column is t
 name), the person or the split ("train" or "test").  Other columns may become features.
 """
 
-import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
 
 import numpy as np
 
@@ -21,13 +21,13 @@ from fedpriv.data.partition import index_persons
 from fedpriv.data.schema import OTHER_WORD, FeatureColumn, TableSchema
 
 MAX_WORDS = 50
-"""Most words of a usable column.  A column with more is treated as names or text, and left out."""
+"""Most words of a column of words that becomes features.  One of more is left out, unless it has a role."""
 MAX_CLASS_CODES = 10
 """Most distinct integers of a target that is treated as codes of classes."""
 _MIN_OCCURRENCES = 5  # smallest mean number of records of such a code
 _MAX_SHOWN_WORDS = 8
 _MIN_NUMBER_SHARE = 0.9
-"""Smallest share of numbers among the cells of a column of numbers with mistakes."""
+"""Smallest share of numbers among the present cells of a column of numbers with mistakes."""
 _MIN_DISTINCT_NUMBERS = 10
 _MAX_SHOWN_ODD = 3
 _MAX_LISTED_WORDS = 10_000
@@ -82,11 +82,11 @@ class ColumnSummary:
     def is_usable(self) -> bool:
         """Whether the column can become features without changes.
 
-        A column of numbers needs two different ones, and a column of words 2 to 50 of them.  A column with odd
-        cells is not usable.
+        A column of numbers needs two different ones, all of them below 1e307 in size, and a column of words 2 to
+        50 of them.  A column with odd cells is not usable.
         """
         if self.span is not None:
-            return self.span[0] < self.span[1] and math.isfinite(self.span[1] - self.span[0])
+            return self.span[0] < self.span[1] and max(map(abs, self.span)) < 1e307
         return not self.odd_cells and 2 <= self.distinct <= MAX_WORDS
 
     @property
@@ -209,7 +209,7 @@ def describe_table(
 ) -> TableSchema:
     """Describe a table by a schema that is not public, with ranges rounded outwards and sorted words.
 
-    Columns without a role become features if they have two different numbers, or 2 to 50 words, and no odd cells.
+    Columns without a role become features if they are usable (`ColumnSummary.is_usable`).
     With a column of splits, the share of test records is that of the table, rounded to two decimals and at most
     0.99.  `missing` is "drop" if the target has missing cells, and else "refuse".
 
@@ -224,8 +224,8 @@ def describe_table(
         split: Column with "train" and "test", or None.
 
     Raises:
-        InputError: If a column is missing or has two roles, the target cannot be predicted, the column of sites is
-            empty or has more than 10,000 sites, or no column can become a feature.
+        InputError: If a column is missing, cannot be read or has two roles, the target cannot be predicted, the
+            column of sites is empty or has more than 10,000 sites, or no column can become a feature.
     """
     columns_by_name = {column.name: column for column in columns}
     _check_roles(table, {"target": target, "site": site, "person": person, "split": split})
@@ -244,7 +244,10 @@ def describe_table(
     location = f"{table.source}, column {target!r}:"
     refuse(
         {
+            f"{location} is empty, so there is nothing to predict": not target_column.distinct,
             f"{location} holds words, so it is no real target": is_real and not target_column.is_numeric,
+            f"{location} holds a number of size 1e307 or more; empty its cell if nobody knows the value": is_real
+            and max(map(abs, target_column.span or (0.0,))) >= 1e307,
             f"{location} holds one value only, which nothing has to predict": (
                 target_column.distinct < 2 or (is_real and not target_column.is_usable)
             ),
@@ -256,11 +259,10 @@ def describe_table(
         }
     )
     # Columns without a role become features, and the shares of the split are read off the table.
-    roles = {target, site, person, split}
     features = {
         name: _make_column(column)
         for name, column in columns_by_name.items()
-        if name not in roles and column.is_usable
+        if name not in (target, site, person, split) and column.is_usable
     }
     if not features:
         raise InputError(f"{table.source}: no column beside the target could become a feature")
@@ -297,7 +299,7 @@ def _check_roles(table: RawTable, roles: Mapping[str, str | None]) -> None:
         roles: Name of the column by role, or None for a role without a column.
 
     Raises:
-        InputError: If a column is missing or has two roles, or the column of sites is empty.
+        InputError: If a column is missing, cannot be read or has two roles, or the column of sites is empty.
     """
     role_of: dict[str, str] = {}
     for role, name in roles.items():
@@ -338,5 +340,8 @@ def round_outwards(low: float, high: float) -> tuple[float, float]:
         low: Lower bound.
         high: Upper bound, above `low`.
     """
-    step = 10.0 ** math.floor(math.log10(high - low))
-    return math.floor(low / step) * step, math.ceil(high / step) * step
+    power = Decimal(1).scaleb(Decimal(high - low).adjusted())
+    return (
+        float(Decimal(repr(low)).quantize(power, ROUND_FLOOR)) + 0.0,
+        float(Decimal(repr(high)).quantize(power, ROUND_CEILING)) + 0.0,  # -0.0 becomes 0.0
+    )

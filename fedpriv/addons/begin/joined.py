@@ -10,7 +10,6 @@ from fedpriv.data.tables import read_raw_table
 
 JOINED_FILE = "records.csv"
 """Name of the file with the records of several files."""
-_SITE_COLUMNS = ("site", "site_of_file")
 
 
 def find_formats(paths: Sequence[Path], marks: Mapping[str, str | None]) -> list[CellFormat]:
@@ -39,7 +38,7 @@ def join_files(paths: Sequence[Path], formats: Sequence[CellFormat], site: str |
 
     The table has the columns that all files have.  A column that some files lack is listed as unreadable, with the
     reason.  If `site` is None, a column of sites is added, with the name of a record's file up to the first dot.
-    It is called "site", or has another name if a file has a column of this name.
+    It is called "site", or has another name if a file has a column of this name, even one that cannot be read.
 
     Args:
         paths: Files of the table.
@@ -65,9 +64,16 @@ def join_files(paths: Sequence[Path], formats: Sequence[CellFormat], site: str |
         without = [str(path) for path, table in zip(paths, tables, strict=True) if name not in table.columns]
         unreadable[name] = unreadable.get(name, f"is not in {sanitize_line(', '.join(without))}")
     if site is None:
-        site = next(name for name in (*_SITE_COLUMNS, f"site of {stems[0]}") if name not in names)
+        numbered = (f"site {number}" for number in range(len(columns) + len(unreadable) + 1))
+        site = next(
+            name
+            for name in ("site", "site_of_file", f"site of {stems[0]}", *numbered)
+            if name not in {*columns, *unreadable}
+        )
         columns[site] = [stem for stem, table in zip(stems, tables, strict=True) for _ in range(len(table))]
     if len(columns) < 2:
-        raise InputError(f"{', '.join(map(str, paths))}: share no column; give each file the same names")
+        raise InputError(
+            f"{', '.join(map(str, paths))}: share no column, that of sites aside; give each file the same names"
+        )
     joined = RawTable.from_texts(", ".join(map(str, paths)), columns)
     return RawTable(joined.source, joined.columns, joined.row_unit, joined.locate_rows, unreadable), site

@@ -97,7 +97,7 @@ def data_inspect(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Describe a table, and with --out write a scenario and policies. Make the table's description public first.
+    """Describe a table, and with --out write a scenario and policies. A run with noise needs a public description.
 
     Example: fedpriv data inspect patients.csv --target outcome --site hospital --out patients
     """

@@ -5,10 +5,10 @@ from the scenario in the ledger.  Every release stream of the certificate is com
 the silo's charges for this run with the plan's price.
 
 A *record* is the certificate's entry of the run, and the *body* is the part of the certificate that silos sign.  A
-*release stream* is the releases of one party, or of several alike, in the rounds of a run or in a first step.  A
-*price* is what a run costs by its plan, and a *charge* is what the ledger has for it.  Both are a μ and a *slack*:
-the releases are μ-GDP, except that anything may be revealed with probability slack.  A run has up to three *parts*
-with charges: its rounds, a first step that scales the table, and evaluations of test records.
+run has up to three *parts* with charges: its rounds, a first step that scales the table, and evaluations of test
+records.  A *release stream* is the releases of one party, or of several alike, in a part.  A *price* is what a
+part costs by its plan, and a *charge* is what the ledger has for it.  Both are a μ and a *slack*: the releases are
+μ-GDP, except that anything may be revealed with probability slack.
 """
 
 import json
@@ -57,7 +57,7 @@ _TOLERANCE, _CURVE_TOLERANCE = 1e-9, 1e-6
 def signing_key(policy: Policy) -> Ed25519PrivateKey:
     """Return the silo's private key, which is made if its file is missing.
 
-    The file is the policy's `identity`, or the ledger's path with the suffix ".key" if the policy names none.
+    The file is the policy's `identity`, or if the policy names none, the ledger's path followed by ".key".
 
     Raises:
         InputError: If the key cannot be used or made.
@@ -94,15 +94,16 @@ def attest(path: Path, record: Mapping[str, Any], body: str, says: str) -> dict[
     Raises:
         InputError: If the policy, the ledger, the silo's data or its key cannot be used, the run cannot be planned
             again, a fact cannot be compared, or a release differs.
-        RunError: If a charge differs, rounds are neither answered nor recorded as missed, another process has the
-            ledger locked, or the scenario's model cannot be built with the code that the policy permits today.
+        RunError: If a charge differs, answered rounds and those recorded as missed are fewer than the run's,
+            another process has the ledger locked, or the scenario's model cannot be built with the code that the
+            policy permits today.
         Exception: A record of another shape may raise other errors, such as KeyError.
 
     Guarantee: nothing is signed for a run that the ledger does not have under this very scenario, nor for releases
     that are not those of the scenario's plan, nor for a charge, of the rounds, the first step or the evaluations,
-    that is not the plan's price.  Releases and charges that cannot be compared are not signed.  Nothing that the
-    silo adds to the body depends on a value in the silo's data: scenarios, policy, charges, shapes and the
-    number of answers contain no such value, and the head of the ledger's chain reveals none.
+    that is not the plan's price up to rounding.  Releases and charges that cannot be compared are not signed.
+    Nothing that the silo adds to the body depends on a value in the silo's data: scenarios, policy, charges,
+    shapes and the number of answers contain no such value, and the head of the ledger's chain reveals none.
     """
     policy = read_policy(path)
     policy.import_extensions()
@@ -170,7 +171,7 @@ def find_charge_difference(silo: int, statement: Mapping[str, Any], plans: RunPl
         plans: Plans of rounds, first step and evaluations, as far as the run has them.
 
     Raises:
-        InputError: If the plan has no price at a charge's slack, which is too small.
+        InputError: If a plan cannot be priced, such as at a charge's slack that is too small.
     """
     for part, plan_key in STATEMENT_PARTS.items():
         if (plan_key in plans.plans) != (part in statement):
@@ -206,7 +207,7 @@ def _format_charge(charge: Mapping[str, Any]) -> str:
 
 
 def _find_unanswered(silo: int, facts: Mapping[str, Any], record: Mapping[str, Any]) -> str | None:
-    """Describe missing answers, or return None if answered rounds and missed ones add up to all rounds."""
+    """Describe missing answers, or return None if answered and missed rounds are as many as all, or more."""
     missed_count = len(set(record["missed"].get(str(silo), ())))
     if facts["rounds_answered"] + missed_count >= record["rounds"]:
         return None
@@ -232,7 +233,7 @@ def _read_facts(policy: Policy, scenario: Mapping[str, Any], digest: str) -> tup
     | `under_way`, `rounds_answered` | whether the run is still open, and number of answered rounds |
     | `charged` | charge (μ, slack) of the run in its own relation and unit, with μ None for a run without noise |
     | `before`, `spent` | number of all earlier runs, and of all runs, each with their composed price (μ, slack) |
-    | `left` | remaining budget (μ, slack) of the policy, (0, 0) if nothing is left |
+    | `left` | remaining budget (μ, slack) of the policy, (0, 0) if `spent` is above the budget |
     | `ledger` | number of the last commit, and head (digest) of the ledger's chain |
 
     A composed price, of several runs together, is in the policy's relation and unit.  Its μ and slack are None if

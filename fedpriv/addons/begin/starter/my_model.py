@@ -8,7 +8,7 @@ import fedpriv
 def network(shape: tuple[int, ...], classes: int) -> nn.Module:
     """Build an untrained module for flat records of shape (features,), with an output for each class.
 
-    BatchNorm mixes records and Dropout draws random numbers, so a module can have neither.
+    A layer that mixes records, such as BatchNorm, or draws random numbers, such as Dropout, is refused.
     """
     (features,) = shape
     return nn.Sequential(nn.Linear(features, 32), nn.Tanh(), nn.Linear(32, classes))
