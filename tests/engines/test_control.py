@@ -4,10 +4,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import httpx
 import pytest
 
 from fedpriv.addons.services.certificates import make_server_keys
-from fedpriv.addons.services.flower_private.control import ControlClient
+from fedpriv.addons.services.flower_private.control import ControlClient, parse_refusal
 from fedpriv.core.errors import RunError
 
 
@@ -17,20 +18,31 @@ def test_an_unreachable_superlink_is_reported_in_one_line_at_once(address: str) 
         ControlClient(address).run_status(1)
 
 
-def test_another_program_at_the_superlink_address_is_reported_in_one_line() -> None:
+@pytest.mark.parametrize(
+    "body", ["hello", "[1, 2]", '"text"', "7", "null", pytest.param("[" * 100_000, id="deep")]
+)
+def test_another_program_at_the_superlink_address_is_reported_in_one_line(body: str) -> None:
     command = [
         *(sys.executable, "-c"),
-        "import socket\n"
+        "import socket, sys\n"
         "listening = socket.create_server(('127.0.0.1', 0))\n"
         "print(listening.getsockname()[1], flush=True)\n"
         "connection = listening.accept()[0]\n"
         "connection.recv(65536)\n"
-        "connection.sendall(b'HTTP/1.1 200 OK\\r\\nContent-Length: 5\\r\\n\\r\\nhello')\n",
+        "head = f'HTTP/1.1 200 OK\\r\\nContent-Length: {len(sys.argv[1])}\\r\\n\\r\\n'\n"
+        "connection.sendall((head + sys.argv[1]).encode())\n",
+        body,
     ]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None
         with pytest.raises(RunError, match="cannot be reached: "):
             ControlClient(f"127.0.0.1:{int(server.stdout.readline())}").fetch_presence()
+
+
+def test_a_refusal_that_is_nested_too_deeply_to_parse_has_its_text_as_reason() -> None:
+    """Before: a RecursionError, which ended a silo's node."""
+    code, reason = parse_refusal(httpx.Response(500, text="[" * 100_000))
+    assert (code, reason[:3]) == (0, "[[[")
 
 
 def test_an_untrusted_superlink_certificate_is_reported_in_one_line_at_once(tmp_path: Path) -> None:

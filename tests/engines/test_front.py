@@ -293,6 +293,13 @@ def test_guarantee_a_revoked_node_key_gives_no_access(link: Link) -> None:
         pull_query(node)
 
 
+def test_a_key_that_flower_refused_to_register_is_revoked_without_an_error(link: Link) -> None:
+    """Before: a KeyError, which ended the SuperLink when the file of such a key was removed."""
+    link.link._nodes = {"silo-0": link.nodes[0]}
+    asyncio.run(link.link.unregister_node("silo-7"))
+    assert connect(link, 0).node_id == link.nodes[0]
+
+
 def test_a_node_key_that_cannot_be_revoked_ends_the_service(link: Link, monkeypatch: pytest.MonkeyPatch) -> None:
     """Would let in a key that its owner has revoked."""
     link.link._nodes = {"silo-0": link.nodes[0]}

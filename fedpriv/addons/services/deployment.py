@@ -324,7 +324,7 @@ class RunProgress:
     def report_waiting(self, reason: str, start_time: float) -> None:
         """Report a wait since `start_time`, in seconds since 1970.
 
-        A new reason is reported at once, and the same one at most once a minute.
+        A reason is reported at once if the last report had another one, and again after a minute at the earliest.
 
         Args:
             reason: Awaited event or party, for the line.
@@ -352,8 +352,8 @@ def follow_run(
 
     Raises:
         InputError: The run fails at the server with an InputError, or has stored releases that no run can have.
-        RunError: The run fails otherwise, ends without an outcome or is not started within ten minutes, or a
-            necessary process has ended.
+        RunError: The run fails otherwise, ends without an outcome or is not started within ten minutes, a
+            necessary process has ended, the SuperLink refuses a request, or a file of the run is damaged.
         LostRunError: The SuperLink does not know the run, or its restart ended the run.
         UnreachableError: The SuperLink does not answer for two minutes.
     """
@@ -380,7 +380,7 @@ def follow_run(
                 if last_query_time - last_answer_time > _UNREACHABLE_SECONDS:
                     raise
                 progress.report_waiting(
-                    "an answer of the SuperLink", time.time() - (last_query_time - last_answer_time)
+                    "an answer of the SuperLink", time.time() - (time.monotonic() - last_answer_time)
                 )
             else:
                 last_answer_time = last_query_time
@@ -422,7 +422,7 @@ def run_deployment(
 
     Raises:
         InputError: A cell cannot be run as a deployment, no policy can allow the run, the root certificates cannot
-            be used, a server refuses its run, or the user is root and processes are to be started.
+            be used, a server refuses its run, or processes are to be started and `refuse_root` refuses.
         RunError: A run failed, a SuperLink does not start or answer, or a program of Flower is missing.
     """
     # Refuse settings that a deployment cannot have before the first cell is started.
@@ -522,7 +522,7 @@ def run_ray(cells: Sequence[Cell], observer: RunObserver) -> Iterator[IndexedOut
         The outcome of each cell, with the index of the cell.
 
     Raises:
-        InputError: Ray is not installed, the user is root, a cell has settings of the vectorized engine, or a
+        InputError: Ray is not installed, `refuse_root` refuses, a cell has settings of the vectorized engine, or a
             server refuses its run.
         RunError: A run failed, the SuperLink does not start or answer, or a program of Flower is missing.
     """

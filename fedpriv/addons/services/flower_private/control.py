@@ -81,7 +81,7 @@ def parse_refusal(response: httpx.Response) -> tuple[int, str]:
     try:
         error = json.loads(response.text)
         code, text = error.get("code", 0), f"{error['detail']} {error.get('extra', '')}".strip()
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         code, text = 0, response.text or response.reason_phrase
     return code if isinstance(code, int) else 0, sanitize_line(text)
 
@@ -96,7 +96,7 @@ class UnreachableError(RunError):
 class LostRunError(RunError):
     """Loss of a run by the SuperLink, for example in a restart.
 
-    A run that is submitted again continues from the server's journal.
+    A run of a deployment that is submitted again continues from the server's journal.
     """
 
 
@@ -181,9 +181,9 @@ class ControlClient:
         """Return the SuperLink's data on silos, runs and followers of runs, from `STATUS_PATH`.
 
         Raises:
-            RunError: No SuperLink of fedpriv answers.
+            RunError: There is no answer, or it is a refusal or no JSON object.
         """
-        return dict(self._answer(lambda client: client.get(STATUS_PATH).raise_for_status().json()))
+        return dict(self._answer(lambda client: dict(client.get(STATUS_PATH).raise_for_status().json())))
 
     def _answer(self, ask: Callable[[httpx.Client], Any]) -> Any:
         """Call `ask` with an HTTP client of the SuperLink, and return its result.
@@ -206,7 +206,7 @@ class ControlClient:
             if code == ApiErrorCode.RUN_ID_NOT_FOUND:
                 raise LostRunError(f"the SuperLink at {self.address} does not know this run") from None
             raise RunError(f"the SuperLink at {self.address} refuses: {reason}") from None
-        except (httpx.RequestError, ValueError) as error:
+        except (httpx.RequestError, ValueError, TypeError, RecursionError) as error:
             raise UnreachableError(
                 f"the SuperLink at {self.address} cannot be reached: {_explain_unreachable(error)}"
             ) from None

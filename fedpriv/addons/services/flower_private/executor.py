@@ -8,8 +8,8 @@ the process whose end also ends the executor.  TYPE is a type of task, and the n
 A task is the server, the simulation or a client app of a run.  By its token, a task's process proves to the
 Runtime API which task it runs.  Heartbeats tell Flower that the process is alive.
 
-A trial is a process that starts as a task's does, loads what a run's server loads, and asks the Runtime API over a
-connection of its own.  A machine on which no task could start or be answered is noticed before there is a run.
+A trial is a process that loads what a run's server loads, and asks the Runtime API over a connection of its own.
+A machine on which a process cannot start, load its modules or be answered is noticed before there is a run.
 """
 
 import logging
@@ -189,7 +189,8 @@ class Executor:
         """Start the next task, if there is one, and look after the processes of all tasks.
 
         Tasks that may still be starting get heartbeats, which go to Flower.  Tasks that failed are reported.  The
-        executor's own heartbeat, by which its service counts as healthy, is written after every answer.
+        executor's own heartbeat, by which its service counts as healthy, is written after every answer that is no
+        refusal.
         """
         try:
             answer = self._task_client.ask(

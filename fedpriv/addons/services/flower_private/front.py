@@ -130,7 +130,8 @@ class Front:
 
         Args:
             app: App of the SuperLink.
-            long_polling: Whether to handle all events of the module's table, instead of the first one only.
+            long_polling: Whether to handle all events of the module's table, instead of announcements of replies
+                only.
         """
         self.app = app
         self._waiting_events: defaultdict[int, set[asyncio.Event]] = defaultdict(set)
@@ -348,7 +349,7 @@ class SuperLinkApp:
             self._nodes[name] = REGISTER_NODE.answer_type.FromString(answer.content).node_id
 
     async def unregister_node(self, name: str) -> None:
-        """Revoke the key of the SuperNode with this name, which has to be registered.
+        """Revoke the key of the SuperNode with this name, if Flower knows one.
 
         For a node that never connected, Flower forgets the node and yet answers with an error.  The answer to a
         second request then says that there is no such node.
@@ -360,7 +361,9 @@ class SuperLinkApp:
             RunError: Flower may still know the key.
         """
         for _ in range(2):
-            answer = await self.post(UNREGISTER_NODE, UNREGISTER_NODE.request_type(node_id=self._nodes[name]))
+            answer = await self.post(
+                UNREGISTER_NODE, UNREGISTER_NODE.request_type(node_id=self._nodes.get(name, 0))
+            )
             code, reason = parse_refusal(answer)
             if answer.is_success or code == ApiErrorCode.NODE_NOT_FOUND:
                 return
@@ -412,15 +415,15 @@ class SuperLinkApp:
 def make_superlink_app(options: Sequence[str]) -> SuperLinkApp:
     """Make Flower's SuperLink with all its APIs, as served by `flower-superlink OPTIONS`, with a front.
 
-    If the installed Flower lacks a route that only serves to save time, a warning is logged, and there is no long
-    polling.
+    If the messages of a route that only serves to save time have changed in the installed Flower, a warning is
+    logged, and there is no long polling.
 
     Args:
         options: Options of Flower's command.
 
     Raises:
-        InputError: The installed Flower lacks a name that fedpriv needs, or a variable of the environment opens an
-            API of Flower's to everybody.
+        InputError: The installed Flower lacks a name that fedpriv needs, or the environment has a variable
+            FLWR_INTERNAL_*, with which Flower may open an API to everybody.
     """
     if variables := sorted(name for name in os.environ if name.startswith("FLWR_INTERNAL_")):
         raise InputError(f"{variables[0]}: opens an API of Flower's on a port of its own, to everybody; unset it")
