@@ -102,6 +102,18 @@ def test_the_silo_list_shows_version_clock_offset_and_last_contact(
     assert json.loads((tmp_path / "refused.json").read_text()) == {}
 
 
+def test_a_silo_with_a_new_key_is_no_longer_reported_as_refused(
+    link: Presence, keys: Mapping[str, Keys], late: list[float], tmp_path: Path
+) -> None:
+    """Was: the clock of the former key's machine, in every message of a run's server about the silo."""
+    late[0] = 20.0
+    with pytest.raises(httpx.HTTPStatusError):
+        connect(link, keys["silo-1"])
+    assert list(json.loads((tmp_path / "refused.json").read_text())) == ["silo-1"]
+    link.add_nodes({"silo-1": public_key_to_bytes(generate_key_pairs()[1])})
+    assert json.loads((tmp_path / "refused.json").read_text()) == {}
+
+
 def test_requests_without_a_valid_signature_do_not_change_the_silo_list(
     link: Presence, keys: Mapping[str, Keys], control: ControlClient, late: list[float]
 ) -> None:
@@ -198,7 +210,7 @@ def test_federation_commands_without_a_superlink_fail_in_one_line(tmp_path: Path
         assert isinstance(error, RunError)
         assert "cannot be reached: nothing listens there ([Errno 2] No such file" in str(error)
         assert str(error).endswith("start `fedpriv superlink`, or give where it is by --superlink")
-    for words in (["stop", "all"], ["status", "--superlink", "nonsense"]):
+    for words in (["stop", "all"], ["stop", "9" * 5000], ["status", "--superlink", "nonsense"]):
         assert isinstance(invoke(*words).exception, InputError)
 
 

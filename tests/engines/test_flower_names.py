@@ -14,10 +14,13 @@ import pytest
 
 from fedpriv.addons.services.flower_private import executor, front, names
 from fedpriv.addons.services.flower_private.names import (
+    GET_FAB,
+    LIST_RUNS,
     NAMES,
     PULL_MESSAGES,
     PUSH_MESSAGES,
     ROUTES,
+    SERVER_PULL_MESSAGES,
     PythonName,
     Route,
     check_names,
@@ -98,9 +101,11 @@ def a_function(one: int, two: int, more: int = 0) -> None:
         (PythonName("flwr.common.constant", "SUPERLINK_NODE_ID", ".", value=2), "SUPERLINK_NODE_ID is 1, not 2"),
         (PythonName(__name__, "a_function", ".", "one"), "a_function takes one, two, more"),
         (PythonName(__name__, "a_function", ".", "two one"), "a_function takes one, two, more"),
+        (PythonName("flwr.common.constant", "SUPERLINK_NODE_ID", ".", "one"), "SUPERLINK_NODE_ID is no function"),
         (Route("/v1/fleet/", "x", "gone.X", "."), "flwr.proto gone.X of /v1/fleet/x is gone"),
         (Route("/v1/fleet/", "x", "fleet.Pull", "."), "flwr.proto fleet.Pull of /v1/fleet/x is gone"),
         (Route(*PULL, "node.node_id node.name"), "PullMessagesRequest.node.name of /v1/fleet/x is gone"),
+        (Route(*PULL, "node.node_id.x"), "PullMessagesRequest.node.node_id.x of /v1/fleet/x is gone"),
         (
             Route(*PULL, "", "messages_list.metadata.silo"),
             "PullMessagesResponse.messages_list.metadata.silo of /v1/fleet/x is gone",
@@ -127,11 +132,19 @@ def test_a_changed_optional_flower_route_only_disables_long_polling(
         monkeypatch.setattr(Route, "find_fault", lambda self: "it is gone" if self is route else None)
         return front.make_superlink_app(link_options(tmp_path)[1])
 
-    link = make_app_without(PULL_MESSAGES)
+    link = make_app_without(SERVER_PULL_MESSAGES)
     assert "rounds take seconds longer: Flower has changed (it is gone)" in caplog.messages
     assert list(link.app._handlers) == [PUSH_MESSAGES.path]
-    with refusal("it is gone, which fedpriv needs"):
-        make_app_without(PUSH_MESSAGES)
+    for route in (PULL_MESSAGES, PUSH_MESSAGES):  # without which no node gets a query, or none replies
+        with refusal("it is gone, which fedpriv needs"):
+            make_app_without(route)
+
+
+def test_the_table_has_every_flower_field_that_a_node_or_a_list_of_runs_uses() -> None:
+    """Was: a Flower without one of them started, and no silo answered."""
+    assert "hash_str" in GET_FAB.request_fields.split()
+    assert "messages_list.content" in PUSH_MESSAGES.request_fields.split()
+    assert "run_dict.value.override_config.value.string" in LIST_RUNS.answer_fields.split()
 
 
 @pytest.mark.parametrize("name", ["create_app", "SuperExecAuthHttpInterceptor"])

@@ -207,6 +207,24 @@ def test_superlink_metrics_report_runs_and_silos_by_number(tmp_path: Path) -> No
     assert "run_rounds" not in format_metrics(runs.metrics())
 
 
+def test_a_run_without_a_folder_does_not_break_the_metrics() -> None:
+    """Was: no metric of the SuperLink, as long as an app of somebody's own was running."""
+    runs, run = RunHistory(None), flower_run(Path())
+    run.override_config = {}
+    runs.update([run])
+    text = format_metrics(runs.metrics())
+    assert 'fedpriv_superlink_run_rounds{run="7"} 0' in text
+    assert "disk_free" not in text
+
+
+@pytest.mark.parametrize("text", ['{"silos": [1e999]}', "[" * 100_000])
+def test_a_damaged_report_of_a_run_counts_as_none(tmp_path: Path, text: str) -> None:
+    """Was: the end of the SuperLink, which reads the reports of its runs."""
+    (tmp_path / "waiting.json").write_text(text)
+    (tmp_path / "progress").write_text("5")
+    assert presence.read_report(str(tmp_path)) == presence.RunReport(rounds=5)
+
+
 def test_a_run_that_is_not_started_for_minutes_makes_the_superlink_unhealthy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

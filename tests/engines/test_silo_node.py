@@ -2,6 +2,7 @@
 
 import asyncio
 import io
+import struct
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -49,8 +50,17 @@ def damaged(compression: int = zipfile.ZIP_DEFLATED) -> bytes:
     return bytes(content)
 
 
+def cut_short() -> bytes:
+    """A bundle whose list of files promises more bytes than it has."""
+    content = bytearray(zipped())
+    start = content.rindex(b"PK\x01\x02")
+    content[start + 20 : start + 28] = struct.pack("<II", 2**16, 2**16)  # sizes of pyproject.toml, packed and not
+    return bytes(content)
+
+
 BUNDLES = {
     "damaged": damaged(),
+    "cut short": cut_short(),
     "damaged bzip2": damaged(zipfile.ZIP_BZIP2),
     "damaged lzma": damaged(zipfile.ZIP_LZMA),
     "empty": b"",

@@ -68,7 +68,7 @@ def stop(
 
     Example: fedpriv federation stop 8204916734401
     """
-    if not (run.isascii() and run.isdigit() and int(run) < 2**64):
+    if not (run.isascii() and run.isdigit() and len(run) <= 20 and int(run) < 2**64):
         raise InputError(f"{run!r} is no run; `fedpriv federation runs` lists them")
     _make_control(superlink).stop_run(int(run))
     typer.echo(f"stopped run {run}; its `fedpriv run` command with --resume goes on with it")
@@ -94,7 +94,7 @@ def _print_entries(entries: "Sequence[FederationSilo | FederationRun]", empty_te
 
 def superlink(
     control: Annotated[
-        Path, typer.Option(metavar="SOCKET", help="Where its owner, and nobody else, starts runs: a Unix socket.")
+        Path, typer.Option(metavar="SOCKET", help="Where its owner (and root) starts runs: a Unix socket.")
     ],
     keys: Annotated[
         Path | None,
@@ -103,7 +103,10 @@ def superlink(
     host: Annotated[str, typer.Option(help="Where SuperNodes connect.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=1, max=65535, help="Where SuperNodes connect.")] = 8000,
     insecure: Annotated[
-        bool, typer.Option("--insecure", help="No TLS, and any SuperNode may connect: on your own machine only.")
+        bool,
+        typer.Option(
+            "--insecure", help="Any SuperNode may connect, and without --keys without TLS: for one machine."
+        ),
     ] = False,
     state: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Keeps the list of runs over restarts; made, mode 0600.")
@@ -113,7 +116,7 @@ def superlink(
     ] = False,
     metrics: MetricsAddress = None,
 ) -> None:
-    """Run Flower's SuperLink, where the server runs, until ended. SuperNodes reach nothing of it but messages.
+    """Run Flower's SuperLink, where the server runs, until ended. SuperNodes reach no API of it but the Fleet API.
 
     Example: fedpriv superlink --control /run/fedpriv/control.sock --keys deploy/run/superlink --host 0.0.0.0
     """

@@ -1,7 +1,7 @@
 """Life of a service: a process that owns the processes it starts, which are its parts.
 
 A part that ends also ends the service, except a SuperNode that lost its SuperLink or was killed, which is started
-again.  Parts at work write heartbeats to files, on which the service's health depends.
+again.  A silo's node and an executor write heartbeats to files, on which the service's health depends.
 """
 
 import json
@@ -35,7 +35,7 @@ EXECUTOR, SUPERNODE, TRIAL = "executor", "SuperNode", "trial"
 LOST_EXIT_CODE = 75
 """Exit code of a part that lost the other side of the network, or the process that supervises it."""
 _STALL_SECONDS = 60.0
-"""Seconds without a heartbeat after which a service is unhealthy.  Parts at work write one every few seconds."""
+"""Seconds without a heartbeat after which a service is unhealthy.  A part at work writes them more often."""
 _MIN_FILES = 256
 """Open files that a service needs, with some silos and runs."""
 
@@ -52,7 +52,7 @@ class Heartbeat(NamedTuple):
 
 
 def write_heartbeat(part: str, error: str = "") -> None:
-    """Record that `part`, which is this process, did its work, or the error that prevented it.
+    """Record that `part` did its work, or the error that prevented it.
 
     An error keeps the time of the last success, which is now before the first heartbeat.  A process outside a
     service records nothing.
@@ -187,8 +187,7 @@ def health_socket(path: Path, health: HealthCheck) -> Iterator[None]:
 def _answer_health(listener: socket.socket, health: HealthCheck) -> None:
     """Answer requests to the socket with the health of the service, one after another.
 
-    A request is any JSON object of at most 1,000 bytes.  Others get no answer.  The loop ends when the socket is
-    closed.
+    A request is any JSON object of at most 1,000 bytes.  Others get no answer.
     """
     while listener.fileno() >= 0:
         with suppress(OSError, ValueError, RecursionError):  # a stranger may send anything
@@ -292,6 +291,7 @@ def fresh_folder(folder: Path) -> Iterator[Path]:
 
     Raises:
         InputError: The folder cannot be made, or has files that are none of a service's.
+        OSError: An existing folder cannot be read.
     """
     refuse(
         {

@@ -9,7 +9,7 @@
 With --insecure any SuperNode may connect, and without --keys its messages have no TLS.  A simulation has no Fleet
 API.  Each API answers /health with 200, or 503 and the reason of a fault.
 
-The service has two parts: a process with the servers of these APIs, and an executor.  A task is the server or the
+The service is a process with the servers of these APIs, and its part is an executor.  A task is the server or the
 simulation of a run, a process that the executor starts.  An app here is an ASGI app, a function that answers the
 requests of a web server.
 """
@@ -93,8 +93,7 @@ class PathFilter:
         """Answer an HTTP request by its path, or forward it to the inner app.
 
         /health gets 200, or 503 with the fault.  The events by which a server starts and ends an app (lifespan),
-        which have no path, go to the inner app.  Other kinds of connections, such as a WebSocket, are not
-        served: uvicorn ends their handshake with 500.
+        which have no path, go to the inner app.  Other kinds of connections, such as a WebSocket, are not served.
         """
         if scope["type"] not in ("http", "lifespan"):
             return
@@ -136,9 +135,10 @@ def serve_superlink(
         metrics_address: Address of the metrics (`serve_metrics`), or None for no metrics.
 
     Raises:
-        InputError: Keys, certificates, an address, the file of runs or the installed Flower cannot be used, or the
-            machine allows too few open files.
-        RunError: A part ends without a signal, or Flower refuses to register a key at the start or to revoke one.
+        InputError: Keys, certificates, an address, a file, an environment variable or the installed Flower cannot
+            be used, or the machine allows too few open files.
+        RunError: A server or the executor ends without a signal, or Flower refuses to register a key at the start
+            or to revoke one.
         httpx.HTTPStatusError: Flower refuses to list its runs.
     """
     # Read keys and certificates, and refuse bad ones, before sockets are made.
@@ -317,7 +317,7 @@ async def _serve_until_signal(
         poll: Function that is awaited between two checks of whether servers and executor still run.
 
     Raises:
-        RunError: A server or the executor ended before a signal.
+        RunError: A server or the executor ended before a signal, or `poll` raised it.
     """
     stop_event = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):

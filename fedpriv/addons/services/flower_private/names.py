@@ -1,8 +1,8 @@
 """Table of the names of Flower that Flower does not promise to keep, and its check.
 
 A row is a Python name with the parameters, attributes or value that are used, or a route: a path of the SuperLink
-with the fields of its request and answer.  `check_names` refuses a Flower that differs from a row.  Differences in
-rows that only gain speed are reported instead.
+with the fields of its request and answer.  `check_names` refuses a Flower that differs from a row, unless the row
+only gains speed.
 
 docs/flower-releases.md tells maintainers how to proceed after a release of Flower.
 """
@@ -53,8 +53,8 @@ class PythonName:
             return f"{path} is {value!r}, not {self.value!r}"
         if missing := sorted({*self.attributes.split()} - {*dir(value), *dir(type(value))}):
             return f"{path}.{missing[0]} is gone"
-        if not self.parameters:
-            return None
+        if not self.parameters or not callable(value):
+            return f"{path} is no function" if self.parameters else None
         # `bind` raises TypeError if the function cannot be called with these parameters alone.
         names, signature = self.parameters.split(), inspect.signature(value)
         with suppress(TypeError):
@@ -81,7 +81,7 @@ class Route:
     answer_fields: str = ""
     """Fields of the answer, in the same form."""
     only_for_speed: bool = False
-    """Whether a Flower without the route is only slower."""
+    """Whether a Flower whose request or answer of the route differs is only slower."""
 
     @property
     def path(self) -> str:
@@ -103,7 +103,10 @@ class Route:
         return getattr(importlib.import_module(f"flwr.proto.{module}_pb2"), f"{name}{suffix}")
 
     def find_fault(self) -> str | None:
-        """Return a difference of the installed Flower from this row, or None."""
+        """Return a difference of the installed Flower from the row's request and answer, or None.
+
+        The path is not checked.
+        """
         try:
             pairs = ((self.request_type, self.request_fields), (self.answer_type, self.answer_fields))
         except (ImportError, AttributeError):
@@ -121,7 +124,9 @@ class Route:
 
 def _has_field(descriptor: Any, path: Sequence[str]) -> bool:
     field = descriptor.fields_by_name.get(path[0])
-    return field is not None and (len(path) == 1 or _has_field(field.message_type, path[1:]))
+    return field is not None and (
+        len(path) == 1 or (field.message_type is not None and _has_field(field.message_type, path[1:]))
+    )
 
 
 CONTROL_PREFIX, FLEET_PREFIX, RUNTIME_PREFIX = "/v1/control/", "/v1/fleet/", "/v1/runtime/"
@@ -137,12 +142,15 @@ _SESSION = "objects_to_push session_id"
 
 START_RUN = Route(
     *(CONTROL_PREFIX, "start-run", "control.StartRun", "starts runs"),
-    request_fields="fab.hash_str fab.content override_config override_federation_config",
+    request_fields="fab.hash_str fab.content override_config.value.string override_federation_config",
     answer_fields="run_id",
 )
 STOP_RUN = Route(CONTROL_PREFIX, "stop-run", "control.StopRun", "stops runs", "run_id")
 LIST_RUNS = Route(
-    CONTROL_PREFIX, "list-runs", "control.ListRuns", "status of runs, --state", "run_id limit", "run_dict"
+    *(CONTROL_PREFIX, "list-runs", "control.ListRuns", "status of runs, --state", "run_id limit"),
+    answer_fields="run_dict.value.run_id run_dict.value.status.status run_dict.value.status.sub_status "
+    "run_dict.value.status.details run_dict.value.pending_at run_dict.value.running_at run_dict.value.finished_at "
+    "run_dict.value.override_config.value.string",
 )
 REGISTER_NODE = Route(
     *(CONTROL_PREFIX, "register-node", "control.RegisterNode", "a registered key and the silo that it stands for"),
@@ -171,17 +179,18 @@ PULL_MESSAGES = Route(
     *(FLEET_PREFIX, "pull-messages", "fleet.PullMessages", "a silo asks for a query; long polling"),
     request_fields="node.node_id",
     answer_fields=_MESSAGES,
-    only_for_speed=True,
 )
 PUSH_MESSAGES = Route(
     *(FLEET_PREFIX, "push-messages", "fleet.PushMessages", "a silo replies, as itself"),
     request_fields=f"node.node_id {_MESSAGES} messages_list.error.code messages_list.error.reason "
-    "clientapp_runtime_list",
+    "messages_list.content clientapp_runtime_list",
     answer_fields=_SESSION,
 )
 GET_RUN = Route(FLEET_PREFIX, "get-run", "run.GetRun", "a run's bundle", _NODE, "run.fab_hash run.override_config")
 GET_FAB = Route(
-    FLEET_PREFIX, "get-fab", "fab.GetFab", "which app it names, its configuration", _NODE, "fab.content"
+    *(FLEET_PREFIX, "get-fab", "fab.GetFab", "which app it names, its configuration"),
+    request_fields=f"{_NODE} hash_str",
+    answer_fields="fab.content",
 )
 PULL_OBJECT = Route(
     *(FLEET_PREFIX, "pull-object", "message.PullObject", "arrays of a query"),
@@ -269,21 +278,21 @@ NAMES = (
 
 
 def find_faults(rows: Iterable[PythonName | Route]) -> list[str]:
-    """Return the differences of the installed Flower from these rows."""
+    """Return a difference of the installed Flower from each of these rows that it differs from."""
     return [fault for row in rows if (fault := row.find_fault()) is not None]
 
 
 def check_names(rows: Sequence[PythonName | Route] = (*NAMES, *ROUTES)) -> list[str]:
     """Refuse an installed Flower that differs in a row that is not only for speed.
 
-    Guarantee: a service that returns from this function has every row that is a protection, or without which
-    nothing works.
+    Guarantee: if this function returns, the installed Flower has the name, or the request and the answer, of every
+    row that is a protection, or without which nothing works.
 
     Returns:
         Differences that only cost speed.
 
     Raises:
-        InputError: A row is missing or differs that is not only for speed.
+        InputError: The installed Flower differs in a row that is not only for speed.
     """
     speed_rows = [row for row in rows if isinstance(row, Route) and row.only_for_speed]
     if differences := find_faults(row for row in rows if row not in speed_rows):

@@ -37,7 +37,7 @@ from fedpriv.silo.metrics import ServiceMetric
 _log = logging.getLogger("fedpriv.superlink")
 _MAX_RUNS, _POLL_SECONDS = 1000, 2.0
 _ROUND_LOG_SECONDS = 60.0
-"""Seconds between two lines on the rounds of one run."""
+"""Shortest time between two lines on the rounds of one run, in seconds."""
 _START_SECONDS = 360.0
 """Seconds after which a run that no server has taken up makes the service unhealthy."""
 
@@ -45,8 +45,9 @@ _START_SECONDS = 360.0
 class Presence:
     """ASGI app that records the silos and runs from which its requests come.
 
-    Guarantee: a silo's entry is changed by requests whose time its registered key has signed, and by no others.
-    The entry has the time of the request, the version that the silo claims to run, and its clock's difference.
+    Guarantee: a silo's entry is changed by requests whose time its registered key has signed, and by no others.  A
+    revoked key counts as registered here until the silo gets another one.  The entry has the time of the request,
+    the version that the silo claims to run, and its clock's difference.
     """
 
     def __init__(self, app: ASGIApp, nodes: Mapping[str, bytes], refusals_path: Path | None = None) -> None:
@@ -57,12 +58,11 @@ class Presence:
             nodes: Public key (PEM) by the name of the silo.
             refusals_path: File in which a run's server finds the silos that their clocks keep out, or None.
         """
-        self.app = app
+        self.app, self._refusals_path, self._start_time = app, refusals_path, time.time()
         self._name_by_key: dict[bytes, str] = {}
         self._silos: dict[str, dict[str, Any]] = {}
         self.add_nodes(nodes)
         self._followed_runs: dict[str, float] = {}
-        self._refusals_path, self._start_time = refusals_path, time.time()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Forward a request to the app, and record the follower of a run or the silo that sent it.
@@ -90,13 +90,14 @@ class Presence:
         await self.app(scope, receive, record_silo)
 
     def add_nodes(self, nodes: Mapping[str, bytes]) -> None:
-        """Record silos by these names and public keys (PEM), which replace their former keys."""
+        """Record silos by these names and public keys (PEM), which replace their former keys and entries."""
         self._name_by_key = {key: name for key, name in self._name_by_key.items() if name not in nodes}
         self._name_by_key |= {key.strip(): name for name, key in nodes.items()}
         self._silos |= {name: {} for name in nodes}
+        self._write_refusals()
 
     def snapshot(self) -> dict[str, Any]:
-        """Return the facts on silos by name, and the last request of each run's follower by the run's id.
+        """Return the entries of silos by name, and the time of the last request of a run's follower by run.
 
         Times are in seconds of the epoch, and "since" is the start of this record.
         """
@@ -114,7 +115,7 @@ class Presence:
             for name, help_text, key in (
                 ("seen_seconds", "When it was heard of, since 1970; 0 if never.", "seen"),
                 ("ahead_seconds", "By how much its clock is ahead.", "ahead"),
-                ("refused_seconds", "When its clock kept it out, since 1970; 0 if it is let in.", "refused"),
+                ("refused_seconds", "When its clock kept it out, since 1970; 0 if it does not.", "refused"),
             )
             for number, silo in [(name.removeprefix("silo-"), silo) for name, silo in self._silos.copy().items()]
         ]
@@ -131,7 +132,8 @@ class Presence:
             is_admitted: Whether the app admitted the request.
 
         Raises:
-            ValueError, KeyError, TypeError, InvalidSignature: The key is of no silo, or a header is wrong.
+            ValueError, KeyError, TypeError, InvalidSignature: The key is of no silo, or a header is missing or
+                wrong.
         """
         from flwr.common.constant import TIMESTAMP_HEADER  # slow to import, and no command needs them
         from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER, FLEET_HTTP_SIGNATURE_HEADER
@@ -202,7 +204,7 @@ def read_report(folder: str) -> RunReport:
     def read(name: str, convert: Callable[[str], Any], fallback: object) -> Any:
         try:
             return convert(Path(folder or os.devnull, name).read_text(encoding="utf-8"))
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
             return fallback
 
     return RunReport(
@@ -269,11 +271,11 @@ class RunHistory:
         return True
 
     def update(self, runs: Iterable[Any]) -> None:
-        """Record these runs, as Flower lists them, log their changes, and write the file if any changed.
+        """Record these runs, as Flower lists them, log their changes, and update the file.
 
-        The file is also written if it is gone.  Runs that were recorded as over are not logged again.
-        Flower's details of runs are not written.  After a failure to write, such as by a full disk, the next call
-        writes.
+        The file is written if the runs differ from those written last, or if it is gone.  Runs that were recorded
+        as over are not logged again.  Flower's details of runs are not written.  After a failure to write, such as
+        by a full disk, the next call tries again.
         """
         current_runs, now = [_run_data(run) for run in runs], time.monotonic()
         for data in current_runs:
@@ -352,7 +354,7 @@ class RunHistory:
                     f"{name}_disk_free_bytes", "Free for its folder.", disk_usage(path).free, {"run": run}
                 )
                 for run, path in ((data["run"], data["folder"]) for data in runs if data["run"] in reports)
-                if Path(path).is_dir()
+                if path and Path(path).is_dir()
             ),
             *(
                 ServiceMetric(f"{name}_waits", "Silos that it waits for.", len(report.silos), {"run": run})
@@ -381,7 +383,7 @@ _AWAY_SECONDS = 60.0
 
 @dataclass(frozen=True)
 class FederationSilo:
-    """A silo with a registered key, and what the SuperLink knows about it since its start."""
+    """Silo whose key is or was registered, and facts that the SuperLink recorded since its start."""
 
     silo: int
     """Number of the silo."""
@@ -390,11 +392,14 @@ class FederationSilo:
     seen: float | None
     """Time of the last admitted request in seconds of the epoch, or None without one."""
     fedpriv: str | None
-    """Version that the silo claims to run."""
+    """Version that the silo claims to run, or None without an admitted request."""
     clock_ahead: float | None
-    """Seconds by which the silo's clock was ahead of the coordinator's, minus the request's travel time."""
+    """Seconds by which the silo's clock was ahead of the coordinator's, or None if they are not known.
+
+    The travel time of the request is subtracted.
+    """
     refused: str | None
-    """Reason why the last request was refused for its clock, if less than two minutes ago, or None."""
+    """Reason of the last refusal for the clock, or None after two minutes or an admitted request."""
 
     def format_line(self) -> str:
         """Format one line for a person: refusal, or connection, version and clock."""
@@ -419,13 +424,13 @@ class FederationRun:
     run: str
     """Id of the run."""
     state: str
-    """State of the run in Flower, such as "running" or "finished:failed"."""
+    """State of the run, such as "running", with a reason if a restart of the SuperLink ended the run."""
     started: str
     """Start of the run."""
     finished: str
     """End of the run."""
     rounds: int
-    """Number of rounds that the run's server has reported."""
+    """Number of rounds that the run's server has reported, or 0 without a readable report."""
     folder: str
     """Folder of the run's reports, or "" if the run names none."""
     orphan: bool
@@ -447,7 +452,7 @@ class FederationRun:
 
 
 def list_silos(control: ControlClient) -> list[FederationSilo]:
-    """List the silos whose keys are registered.
+    """List the silos whose keys are registered, or were since the SuperLink's start, by number.
 
     Raises:
         RunError: No SuperLink of fedpriv answers.

@@ -77,7 +77,7 @@ _log = logging.getLogger("fedpriv.supernode")
 _HEARTBEAT_INTERVAL, _HEARTBEAT_SECONDS = 15.0, 10.0  # Flower marks a node as offline after two intervals
 _PATIENCE_SECONDS = 20.0  # seconds for which a request without an answer is repeated
 _MIN_HOLD_SECONDS = 1.0  # seconds after which an empty answer must come from long polling
-_MAX_WAIT_SECONDS = 3.0  # seconds between two requests to a SuperLink without long polling
+_MAX_WAIT_SECONDS = 3.0  # longest pause in seconds between two requests to a SuperLink without long polling
 _OBJECT_SECONDS = 180.0  # seconds after which Flower drops a query whose objects do not arrive
 _UNKNOWN_NODE = "the SuperLink does not know this SuperNode: it was started again, or its key was revoked"
 _MAX_PYPROJECT = 2**20  # bytes
@@ -99,6 +99,8 @@ class FleetClient:
 
         Raises:
             InputError: The private key cannot be read.
+            OSError: The certificate cannot be read.
+            httpx.InvalidURL: The address has another form.
         """
         self._key = (
             ec.generate_private_key(ec.SECP384R1()) if keys is None else read_node_key(keys / NODE_KEY_FILE)
@@ -132,8 +134,8 @@ class FleetClient:
         Raises:
             httpx.HTTPStatusError: The SuperLink refuses the request, or answers with a server error.  After an
                 error of 502 or above the request is repeated first, until the end of `patience`.
-            LostError: No answer came until the end of `patience`, or the SuperLink refuses the key or this
-                machine's clock.
+            LostError: No readable answer came until the end of `patience`, or the SuperLink refuses the key or
+                this machine's clock.
         """
         request = route.request_type(**fields)
         deadline, pause = time.monotonic() + patience, 0.1
@@ -168,7 +170,7 @@ class FleetClient:
 
         Raises:
             LostError: The SuperLink does not answer, or does not admit the node.
-            httpx.HTTPStatusError: The SuperLink refuses the key that the node registers itself.
+            httpx.HTTPStatusError: The SuperLink does not register the node's own key.
         """
         if registers_itself:
             self.ask(SELF_REGISTER_NODE, public_key=self.public_key)
@@ -194,7 +196,7 @@ def describe_clock_error(date: str | None, now: float) -> str | None:
 
     The result is None as well if `date` is missing or cannot be read.
     """
-    with suppress(ValueError):
+    with suppress(ValueError, OverflowError):
         ahead = now - email.utils.parsedate_to_datetime(date or "").timestamp()
         if not is_clock_tolerated(ahead):
             return f"this machine's clock is {format_clock_offset(ahead)} the SuperLink's; set it by NTP"
@@ -227,8 +229,8 @@ class SiloNode:
         """Answer queries, one after another.
 
         Raises:
-            LostError: The SuperLink does not answer, or does not know the node any more.
-            httpx.HTTPStatusError: The SuperLink refuses a request for queries.
+            LostError: The SuperLink does not answer, or does not admit the node any more.
+            httpx.HTTPStatusError: The SuperLink refuses a request for queries, or answers it with a server error.
         """
         wait = 0.05
         while True:
@@ -382,7 +384,16 @@ def read_configuration(bundle: bytes) -> dict[str, Any] | None:
             if settings["components"]["clientapp"] == APP_PATH
             else None
         )
-    except (zipfile.BadZipFile, zlib.error, KeyError, TypeError, AttributeError, ValueError, RuntimeError):
+    except (
+        zipfile.BadZipFile,
+        zlib.error,
+        KeyError,
+        TypeError,
+        AttributeError,
+        ValueError,
+        RuntimeError,
+        EOFError,
+    ):
         return None
 
 
