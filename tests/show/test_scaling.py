@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from benchmarks.risk_slope import exponents
-from fedpriv.addons.rates.scaling import find_values, scaling_chart
+from fedpriv.addons.rates.scaling import Point, Size, Value, _estimate, find_values, scaling_chart
 from fedpriv.claims.outcome import CellOutcome
 from fedpriv.core.errors import InputError
 from fedpriv.papers.choquette_choo import AcceleratedSettings
@@ -136,6 +136,15 @@ def test_settings_are_chosen_on_seeds_that_are_left_out_of_the_scaling_values(re
             cells.append({**cell, "seed": seed, "excess_risk": risk_of_seed})
     two = dataclasses.replace(results, cells=cells, seeds=[0, 1])
     assert values_of(two, growth)[0] == pytest.approx([0.7] * 3)
+
+
+def test_points_without_finished_cells_of_the_seeds_count_for_no_value_of_the_metric() -> None:
+    """Before: such a point was infinitely bad, so that it was the worst, and a value could be infinite."""
+    growth = growth_of(smallest=None, factor=None, over="worst")
+    size = Size(256.0, math.nan, [Point(0.0, {0: 0.5}, 1.0), Point(0.0, {0: 0.7, 1: 0.8}, 1.0)])
+    assert [_estimate(growth, size, seeds).value for seeds in ([0], [1], [2])] == [0.7, 0.8, None]
+    only_chosen = growth.model_copy(update={"chosen_on": [0]})
+    assert _estimate(only_chosen, Size(256.0, math.nan, size.points[:1]), [1]) == Value(None, is_fitted=False)
 
 
 def test_the_scaling_chart_has_marks_fitted_lines_and_a_slope_triangle_of_the_theory(results: Results) -> None:

@@ -2,8 +2,8 @@
 
 Source: Tran & Cutkosky, "Momentum Aggregation for Private Non-convex ERM" (NeurIPS 2022), Theorems 6 and 9.  The
 problem has G = L = 1 and a gap R = 1, the relation is replace-one, and the order of records is fixed.  A round
-reads one record, α = 1/N, η = 1/√(NT) and γ = min(1/2, ηN).  T is that of the theorems, in whole epochs where
-nodes are counted.
+reads one record, α = 1/N, η = 1/√(NT) and γ = min(1/2, ηN).  T is that of the theorems, rounded to whole epochs in
+`count_first` and `count_second`.
 
 The momentum m_t is the mean of gradients in which a new one has the weight α, and m^_t is m_t with noise.
 Algorithm 1 sums gradients over prefixes, which are the rounds 1 … t.  Algorithm 2 splits a gradient into that at
@@ -26,14 +26,15 @@ group of nodes decide the noise for a guarantee μ:
 | energy E | largest squared displacement of all nodes of the group together, by one record |
 | amplification A | mean over rounds of the sum of squared coefficients of the nodes in m_t/α |
 
-Where nodes are counted, the mean for windows is over a random sample of rounds.  μ is that of (ε, δ), δ = 1e-5.
+`count_second` takes the mean for windows over a random sample of rounds.  μ is that of (ε, δ), δ = 1e-5.
 
 One group needs a variance of α² A E/μ², and several with the best shares of the guarantee (α Σ √(A E))²/μ².
 Algorithm 2 has four groups: gradients of the first two epochs, gradients of later ones, differences between
 epochs, and residuals within one.
 
-`count_first` and `count_second` count nodes for the worst record.  `estimate_first` and `estimate_second` take the
-mean record for the worst, for large N.  `bound_over_orders` is for epochs with fresh permutations.
+`count_first` and `count_second` count nodes for the worst record of each group.  `estimate_first` and
+`estimate_second` take the mean record for the worst, for large N.  `bound_over_orders` is for epochs with fresh
+permutations.
 """
 
 import math
@@ -56,10 +57,13 @@ _EXACT_SIZES = (250.0, 1000.0)
 
 
 def first_rounds(records: float, dimension: int, epsilon: float) -> float:
-    """Return T of Theorem 6, the solution of T log2 T √(d ln(1/δ)) = ε N²."""
+    """Return T of Theorem 6, the solution of T log2 T √(d ln(1/δ)) = ε N², if it is 3 or more.
+
+    For a smaller solution the result may be another number.
+    """
     budget = epsilon * records**2 / math.sqrt(dimension * math.log(1.0 / DELTA))
     rounds = budget
-    for _ in range(200):  # a fixed-point iteration, which contracts for log2 T above 1/ln 2
+    for _ in range(200):  # a fixed-point iteration, which contracts near a T above e
         rounds = budget / math.log2(max(rounds, 2.0))
     return rounds
 
@@ -127,7 +131,7 @@ def count_second(records: int, dimension: int, epsilon: float) -> float:
 
     T is rounded to whole epochs, 4 or more.  Energies are those of increments of norm 1, times the square of an
     increment's largest change: 2 for a gradient, 2 η N for a difference, and 2 η times the place in the order for
-    a residual.
+    a residual.  Nodes of at most N rounds that no window uses count, too.
 
     Args:
         records: N.
@@ -202,7 +206,7 @@ def _whole_epochs(rounds: float, records: int, min_epochs: int) -> int:
 
 
 def _epoch_decay(records: float) -> float:
-    """Return (1 - 1/N)^N, exactly enough for N of any size."""
+    """Return (1 - 1/N)^N for N above 1, to rounding also if N is large."""
     return math.exp(records * math.log1p(-1.0 / records))
 
 
@@ -238,7 +242,7 @@ def _node_energy(records: int, ends: tuple[int, int], stride: int) -> NDArray[np
 
 
 def _window_energy(records: int, low: int, high: int) -> NDArray[np.float64]:
-    """Return each record's energy in the nodes of windows of N rounds that end within (low, high], (N,)."""
+    """Return each record's energy in all nodes of at most N rounds that end within (low, high], (N,)."""
     return _node_energy(records, (low, high), stride=1)
 
 
@@ -262,7 +266,7 @@ def _prefix_energies(records: int, rounds: int) -> tuple[NDArray[np.float64], ND
     weighted = energy * place**2
     for level in range(records.bit_length(), rounds.bit_length()):
         length = 1 << level
-        node_rounds = min(length, 60 * records)  # (1 - 1/N)^(60 N) is 1e-26
+        node_rounds = min(length, 60 * records)  # (1 - 1/N)^(60 N) is below 1e-26
         decays = (1.0 - 1.0 / records) ** np.arange(node_rounds - 1, -1, -1.0)
         starts = np.arange(0, rounds - length + 1, 2 * length, dtype=np.int64) % records
         for start, count in zip(*np.unique(starts, return_counts=True), strict=True):
@@ -315,7 +319,7 @@ def _window_amplifications(records: int, rounds: int) -> tuple[float, float, flo
     """Return the amplifications of early gradients, later gradients and differences.
 
     They are means over 60 random rounds of 2N … T.  Early gradients are those of windows that end within the first
-    two epochs.
+    two epochs.  A window that ends later counts as later with all its nodes.
 
     Let G_t and Δ_t be the sums of gradients and of differences over the window of N rounds that ends at t, decayed
     by 1-α per round.  With y = 1 - γ and x = (1-α)^N,
@@ -346,7 +350,7 @@ def _window_amplifications(records: int, rounds: int) -> tuple[float, float, flo
         ages = np.arange(q)
         first = float((epoch_decay**ages * y ** (q - ages - 1.0)).sum())
         early += first**2 * _window_square(r + 1, r + records, alpha)
-        # Windows of more than 40/γ epochs ago have coefficients of about e^-40, and are left out.
+        # Windows of an age above 40/γ + 2 are left out: their coefficients are below 2 e^-40.
         for age in range(1, min(q - 1, int(40.0 / mixing) + 2) + 1):
             low, high = t - age * records + 1, t - (age - 1) * records
             window = _window_square(low, high, alpha)
@@ -358,7 +362,13 @@ def _window_amplifications(records: int, rounds: int) -> tuple[float, float, flo
 
 
 def _mean_window_energy(records: float, rounds: float, stride: int = 1) -> float:
-    """Return the mean record's energy in all nodes of at most N rounds, or in every second of a level."""
+    """Return about the mean record's energy in the nodes of at most N rounds.
+
+    Args:
+        records: N.
+        rounds: T.  A level has T/(stride · length) nodes, not rounded.
+        stride: 1 for all nodes of a level, or 2 for every second one.
+    """
     lengths = (2.0**level for level in range(int(math.log2(records)) + 1))
     return sum(rounds / (stride * length) * _square_sum(length, 1.0 / records) for length in lengths) / records
 
@@ -383,7 +393,7 @@ def _mean_prefix_energy(records: float, rounds: float) -> float:
 
 
 def _mean_prefix_amplification(rounds: float, alpha: float) -> float:
-    """Return the amplification of a prefix.
+    """Return about the amplification of a prefix.
 
     Bit k of t is set half of the time, and its node is t mod 2^k rounds old.
     """
@@ -393,7 +403,7 @@ def _mean_prefix_amplification(rounds: float, alpha: float) -> float:
 
 @cache
 def _mean_window_amplification(records: int, alpha: float) -> float:
-    """Return the mean over 300 windows of seed 1 of the squared coefficients of a window's nodes."""
+    """Return the mean over 300 windows of seed 1 of the sum of squared coefficients of a window's nodes."""
     starts = map(int, np.random.default_rng(1).integers(1, 1 << 50, 300))
     return sum(_window_square(start, start + records - 1, alpha) for start in starts) / 300
 
@@ -424,7 +434,7 @@ def momentum_figure(dimension: int = 50, epsilon: float = 4.0) -> RateFigure:
     """Return the figure of the noise and the bounds of Algorithms 1 and 2, for 10³ to 10¹² records.
 
     Lines have values at the powers of ten N for which the theorems have enough rounds: N by Theorem 6, and 4 N by
-    Theorem 9.
+    Theorem 9.  Marks are at 250 and 1,000 records, under the same condition.
 
     Args:
         dimension: d.
@@ -481,7 +491,7 @@ def momentum_figure(dimension: int = 50, epsilon: float = 4.0) -> RateFigure:
 
 
 def _gradient_bound(records: float, rounds: float, noise: float) -> float:
-    """Return the theorems' bound on the gradient norm, for a momentum with this noise."""
+    """Return the bound on the gradient norm for a momentum with this noise, without Theorem 6's term 6 N/T."""
     return 13.5 * math.sqrt(records / rounds) + 6.0 / math.sqrt(records) + 3.0 * noise
 
 
@@ -515,8 +525,9 @@ def _crossing_note(
 
 
 _NOTES = (
-    "Both rates contain 1/√N: the gain of Algorithm 2 is at most d^(1/4)/√ε, and ends near N = d²/ε⁴.",
-    "Lines take the mean record for the worst, in closed form; marks count the worst record exactly.",
+    "Both rates contain 1/√N: without constants and logarithms the gain of Algorithm 2 is at most 1 + d^(1/4)/√ε, "
+    "and half of that at N = d²/ε⁴.",
+    "Lines take the mean record for the worst; marks count the worst record of each group of nodes.",
 )
 
 
@@ -551,8 +562,8 @@ def bound_over_orders(rounds: int, rounds_per_epoch: int, decay: float, *, all_n
     largest sum over these nodes follows by dynamic programming over the record's position in the last epoch.
     Longer nodes are bounded one by one.
 
-    Guarantee: no sequence of permutations has a record of a larger `visited_squared_norms` (`fedpriv.noise.tree`),
-    so that noise for this bound can be planned before a seed is known.
+    Guarantee: no sequence of permutations has a record of a larger `visited_squared_norms` (`fedpriv.noise.tree`)
+    in one tree over all rounds, up to rounding.  So noise for this bound can be planned before a seed is known.
 
     Args:
         rounds: T.

@@ -1,4 +1,4 @@
-"""Rates of three of the papers by formulas, and the command that prints all papers' figures.
+"""Rates of three of the papers by formulas, and the output of the command that prints all papers' figures.
 
 The three papers are those of Reshef & Levy, of Kornowski, Liu & Talwar, and of Choquette-Choo, Ganesh & Thakurta.
 Functions whose names end with `_figure` return a `RateFigure`: lines on logarithmic axes with their exponents, and
@@ -105,8 +105,8 @@ def samples_figure(epsilon: float = 1.0) -> RateFigure:
     """Return the figure of Table 1 of Kornowski et al., records against d, at α = 0.5, β = 0.3, L = Φ = 1.
 
     A line is one result of the table: the number of records for a Goldstein measure of at most β, the smallest
-    norm of a weighted mean of gradients within the radius 2α, for smoothing α.  L is the Lipschitz constant, and Φ
-    bounds the decrease of the loss.
+    norm of a weighted mean of gradients within the radius 2α, for smoothing α.  The last line adds the records of
+    Section 5 to the multi-pass result.  L is the Lipschitz constant, and Φ bounds the decrease of the loss.
 
     Args:
         epsilon: ε.
@@ -152,7 +152,7 @@ _BETA, _RADIUS, _FAILURE, _CLIP = 1.7, 2.0, 0.05, 1.0
 
 
 def power_law_lipschitz(dimension: int = 256) -> float:
-    """Return the Lipschitz constant of the regression with eigenvalues i^-2 in the ball of radius 2.
+    """Return a Lipschitz constant of the regression with eigenvalues i^-2 in the ball of radius 2.
 
     Records have ‖z‖² = Σ i^-2 and labels within 0.1 √3 of ⟨z, x*⟩ with ‖x*‖ = 1.
     """
@@ -166,9 +166,9 @@ def theorems_3_and_15(setting: AcceleratedSetting) -> dict[str, float]:
     Source: Choquette-Choo, Ganesh & Thakurta 2025.
 
     The problem has smoothness β = 1.7, the Lipschitz constant M of `power_law_lipschitz`, and models in a ball of
-    radius R = 2.  Gradients have the clip 1, a round reads B = ⌊n/T⌋ records, and the bounds fail with probability
-    γ = 0.05.  The noise is that of a binary tree over the rounds: the sum up to round t + 1 has as many nodes as
-    t + 1 has binary ones, each with the noise σ = √(levels of the tree) / (B μ).
+    radius R = 2.  Gradients have the clip 1, a round reads B = ⌊n/T⌋ records, and the bounds fail with at most the
+    probability γ = 0.05.  The noise is that of a binary tree over the rounds: the sum to round t + 1 has as many
+    nodes as t + 1 has binary ones, each with the noise σ = √(levels of the tree) / (B μ).
 
     With η_t = t + 1 for t = 0 … T-1 and η_{0:t} = η_0 + … + η_t, both bounds are Σ_t η_{0:t} (term of round t),
     plus a multiple of β R², over η_{0:T-1}.  In the terms ‖b_t‖ = √(d · nodes) σ/β stands for the noise, and
@@ -176,7 +176,7 @@ def theorems_3_and_15(setting: AcceleratedSetting) -> dict[str, float]:
     and the proofs.
 
     Args:
-        setting: n, T, μ and d.
+        setting: n of T or more, T, μ and d.
 
     Returns:
         Bounds on the excess risk, by the name of the theorem and "as printed" or "by its proof".
@@ -258,7 +258,7 @@ def print_rates(paper: str, plot: Path | None, as_json: bool) -> None:
     Args:
         paper: Name of the paper, a key of `FIGURES`.
         plot: File to draw into, or None.
-        as_json: Whether plain data is printed in place of tables.
+        as_json: Whether plain data is printed in place of tables and notes.
 
     Raises:
         InputError: The paper or the file's ending is not known, or the file cannot be written.

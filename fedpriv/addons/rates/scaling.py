@@ -3,7 +3,7 @@
 | section | value at n |
 |---|---|
 | without `smallest` | mean of the metric over seeds, at the best (or worst) point of all other swept keys |
-| with `smallest` | number of rounds at which the mean reaches the target, between two values of the sweep |
+| with `smallest` | number of rounds at which the mean reaches the target, interpolated between two of the sweep |
 
 The target is factor · scale · (1/√n + √d/(ε n)), without the last term for a point without noise (Choquette-Choo,
 Ganesh & Thakurta 2025, Table 1).  Let r_k be the mean metric at T_k rounds, at the best point of all other keys,
@@ -13,14 +13,15 @@ and T_k the smallest number whose r_k is at most the target.  Then
 
 An exponent is the least-squares slope of ln(value) on ln(n), with two 95 % intervals: by Student's t, and by 400
 draws of the seeds with replacement, if there are several seeds.  A value counts in the fit only if it is neither
-at its start nor at a floor.  With `smallest` the start is the sweep's least number of rounds, and a floor is a
-target that no number reaches.  Without it they are the keys `start` and `floor` of the section.
+at its start nor at a floor.  With `smallest` the start is the least number of rounds with finished cells, and a
+floor is a target that no number reaches.  Without it values from the key `start` on, and values up to `floor` or
+0, are not fitted.
 
 Keys of the section: `along` is the swept key of n, `by` that of the compared values, which have a line each, and
 `smallest` that of the rounds.  `metric` is the measured figure.  Without `smallest`, `over` says whether the best
-or the worst point counts, where the best has the smallest mean.  Seeds of `chosen_on` serve that choice, and count
-for no value.  `theory` has an exponent for some values of `by`.  A point is one value of each swept key, and its
-cells are its runs, one a seed.
+or the worst point counts, where the best has the smallest mean, and seeds of `chosen_on` serve that choice.  They
+count for no value.  `theory` has an exponent for some values of `by`.  A point is one value of each swept key, and
+its cells are its runs, one a seed.
 """
 
 import math
@@ -68,7 +69,7 @@ class Size:
 
     n: float
     target: float
-    """Target of the metric, or NaN without `smallest` or without finished cells."""
+    """Target of the metric, or NaN without a `factor` or without finished cells."""
     points: Sequence[Point]
 
 
@@ -79,7 +80,7 @@ class Value:
     value: float | None
     """The metric, or the interpolated number of rounds.
 
-    The value is None without finished cells, and if no number of rounds reached the target.
+    The value is None without finished cells of the seeds, and if no number of rounds reached the target.
     """
     spread: float = 0.0
     """Half of the 95 % interval over seeds."""
@@ -106,7 +107,7 @@ class ScalingLine:
         return _fitted_pairs(self.values)
 
     def gradient_fit(self) -> ExponentFit | None:
-        """Fit of gradient evaluations to n."""
+        """Fit gradient evaluations to n, or return None for fewer than two values."""
         pairs = [(n, value.gradients) for n, value in self.values.items() if value.is_fitted and value.gradients]
         return fit_power(pairs)
 
@@ -183,30 +184,35 @@ def _estimate(scaling: Growth, size: Size, seeds: Sequence[int]) -> Value:
     """Estimate the value at one n by these seeds, which may occur several times.
 
     With `smallest` it is a number of rounds.  Without, it is the mean metric of the best or worst point, which is
-    chosen by its mean over the seeds of `chosen_on`, if there are any, or else over `seeds`.
+    chosen by its mean over the seeds of `chosen_on`, if there are any, or else over `seeds`.  Points without
+    finished cells of the seeds of the choice are passed over.
 
     Args:
         scaling: Section [scaling].
         size: Points at this n, and their target.
         seeds: Seeds whose cells are averaged.
     """
-    if not size.points:
-        return Value(None, is_fitted=False)
     if scaling.smallest:
         return _interpolate(size, seeds)
     choice = scaling.chosen_on or seeds
     pick = max if scaling.over == "worst" else min
-    value = pick(size.points, key=lambda point: point.mean(choice)).mean(seeds)
+    chosen = pick(
+        filter(lambda point: point.mean(choice) < math.inf, size.points),
+        key=lambda point: point.mean(choice),
+        default=None,
+    )
+    value = math.inf if chosen is None else chosen.mean(seeds)
     start = math.inf if scaling.start is None else scaling.start
-    return Value(value, is_fitted=max(0.0, scaling.floor) < value < start)
+    return Value(value if value < math.inf else None, is_fitted=max(0.0, scaling.floor) < value < start)
 
 
 def _interpolate(size: Size, seeds: Sequence[int]) -> Value:
     """Return the interpolated number of rounds at which the mean metric reaches the target.
 
     A number of rounds counts with its best point, which has the smallest mean.  The interpolation is that of this
-    module's formula, with T_k and T_{k-1} as `after` and `before`.  The result is T_k itself if T_k is the sweep's
-    least number of rounds, or if a logarithm of the formula does not exist.
+    module's formula, with T_k and T_{k-1} as `after` and `before`.  The result is T_k itself if T_k is the least
+    number of rounds with finished cells, or if a logarithm of the formula does not exist.  It is None if no number
+    reaches the target.
 
     Args:
         size: Points at one n, and their target.
@@ -333,7 +339,7 @@ def scaling_chart(results: Results) -> Chart | None:
 
 
 def _fitted_line(line: ScalingLine, look: Look) -> list[Series]:
-    """Return the fitted line, and a triangle with the theory's exponent near its last value.
+    """Return the fitted line, and a triangle with the theory's exponent near the line's end.
 
     The result is empty without a fit, and has no triangle without an exponent of the theory.
 
