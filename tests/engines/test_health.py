@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -77,6 +78,25 @@ def test_a_second_supernode_with_the_same_key_is_refused_before_connecting(tmp_p
         pass
     with lock(tmp_path), lock(None):
         pass
+
+
+def test_a_supernode_whose_key_folder_is_named_dash_connects_with_its_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The node took the name "-" for no TLS and a new key."""
+    monkeypatch.chdir(tmp_path)
+    Path("-").mkdir()
+    make_server_keys(Path("-"))
+    make_node_key(Path("-/node.key"), Path("-/node.pub"))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setenv(service.HEARTBEAT_FOLDER_VARIABLE, "")
+    for name in ("configure_service_logging", "exit_on_signals"):
+        monkeypatch.setattr(supernode_process, name, lambda **_: None)
+    run = Mock(return_value=(SUPERNODE, 2))
+    monkeypatch.setattr(supernode_process, "_run_parts", run)
+    with refusal("exit code 2", RunError):
+        supernode_process.run_supernode("127.0.0.1:1", 0, tmp_path / "guard.sock", Path("-"))
+    assert run.call_args[0][0][SUPERNODE][-1] == str(tmp_path / "-")
 
 
 @pytest.mark.parametrize("kind", ["broken", "another type", "missing"])

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from pydantic import ValidationError
 
-from fedpriv.addons.statistics.curves import CurveScores, CurveSettings, Grouping, make_groupings
+from fedpriv.addons.statistics.curves import CurveScores, CurveSettings, Grouping, intervals_of, make_groupings
 from fedpriv.addons.statistics.indicators import (
     Axis,
     CellBlock,
@@ -233,6 +234,31 @@ def test_groups_that_a_model_does_not_see_are_refused(
 ) -> None:
     with pytest.raises(InputError, match=words):
         grouped(**settings, **changes)
+
+
+def test_the_least_feature_norm_that_a_refusal_of_groups_names_is_enough() -> None:
+    """It was rounded, for three columns to 1.732 where √3 is needed."""
+    schema = SCHEMA.model_copy(update={"columns": {**SCHEMA.columns, "size": SCHEMA.columns["age"]}})
+    settings = CurveSettings(by=("age",), edges={"age": (50.0,)})
+    with pytest.raises(InputError, match=r"or more, and no model\.scaling, model\.centre or") as refused:
+        make_groupings(settings, schema, LinearSettings(feature_norm=1.0), is_scaled=False)
+    norm = float(str(refused.value).partition("feature_norm of ")[2].split()[0])
+    assert norm < 1.01 * math.sqrt(3.0)
+    (age,) = make_groupings(settings, schema, LinearSettings(feature_norm=norm), is_scaled=False)
+    assert age.labels == ("below 50", "from 50")
+
+
+def test_figures_have_a_line_for_every_group_whatever_its_name() -> None:
+    """A group "very_low" had a second line, "very", and one of a column "at home" had dashes for figures."""
+    names = {"": "all", "_at_low": "at low", "_of_risk=very_low": "risk=very_low", "_of_at home=no": "at home=no"}
+    cell = {"point": {}, "seed": 0}
+    for number, suffix in enumerate(names):
+        low, high = ((f"{suffix}_{end}" if "_of_" in suffix else f"_{end}{suffix}") for end in ("low", "high"))
+        cell |= {f"test_auc{suffix}": 0.5 + number / 10.0, f"test_auc{low}": 0.4, f"test_auc{high}": 0.9}
+    (figures,) = intervals_of(SimpleNamespace(axes={}, cells=[cell]))  # type: ignore[arg-type]
+    assert [line[:2] for line in figures[2]] == [
+        [name, f"{0.5 + number / 10.0:.4f} (0.4000 – 0.9000)"] for number, name in enumerate(names.values())
+    ]
 
 
 @pytest.mark.parametrize(

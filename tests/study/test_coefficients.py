@@ -62,6 +62,19 @@ def test_coefficients_are_named_by_feature_and_use_the_planned_noise_of_the_mean
     assert statistics.std == pytest.approx(planned_std(record), rel=1e-6)
 
 
+def test_coefficients_of_silos_with_budgets_of_their_own_use_the_weights_of_the_mean(
+    tmp_path: Path, published: list[MeanStatistics]
+) -> None:
+    """Shares of records took the place of the weights (B μ)², by which means with unequal noise are weighed."""
+    folder = run_tree(tree_of(tmp_path, privacy={"mu": [0.5, 2.0]}), tmp_path)
+    (record,) = read_results(folder).cells
+    explore.compute_coefficients(record, folder)
+    (statistics,) = published
+    assert statistics.std == pytest.approx(planned_std(record), rel=1e-6)
+    weight = 90.0**2 / (90.0**2 + 240.0**2)
+    assert statistics.record_count == round(2.0 / 3.0 / (weight**2 / 180.0 + (1.0 - weight) ** 2 / 120.0))
+
+
 def test_coefficients_with_intervals_are_refused_for_softmax_regression(tmp_path: Path) -> None:
     folder = run_tree(table_tree(write_csv(tmp_path / "t.csv", rows(300))), tmp_path)
     with pytest.raises(InputError, match="'softmax-regression': coefficients have intervals where"):

@@ -3,8 +3,8 @@
 The parts of the service are one process, the silo's node.  With --apps they are Flower's own SuperNode, and an
 executor of the apps that a SuperLink sends.
 
-A node that lost its SuperLink or was killed is started again, without limit.  Another end of a part ends the
-service.
+A node that lost its SuperLink, ended with code 0 or was killed by a signal is started again, without limit.  With
+--apps so is a SuperNode that ended in any other way.  Another end of a part ends the service.
 """
 
 import fcntl
@@ -60,13 +60,14 @@ NODE_MODULE = "fedpriv.addons.services.flower_private.silo_node"
 _MIN_PAUSE_SECONDS, _MAX_PAUSE_SECONDS = 2.0, 30.0
 """Shortest and longest pause before a lost or killed SuperNode is started again.
 
-A SuperNode that ended within `_STABLE_SECONDS` doubles the pause, and any other one makes it the shortest.
+A SuperNode that ended within `_STABLE_SECONDS` doubles the pause, up to the longest one.  Any other makes it the
+shortest.
 """
 _STABLE_SECONDS = 90.0
 _POLL_SECONDS = 0.5  # seconds between two checks of the parts
 _END_SECONDS = 20.0
-"""Seconds that a part has to end.  Flower forces its own exit after 5, and a service manager kills after 90."""
-_OUTAGE_SECONDS = 40.0  # seconds without an answer of the SuperLink, which a node asks every few seconds
+"""Seconds that a part has to end.  Flower forces its own exit after 5, and the systemd unit kills after 60."""
+_OUTAGE_SECONDS = 40.0  # seconds without an answer of the SuperLink, which gets a heartbeat every 10 seconds
 
 
 def supernode_command(superlink: str, silo: int, guard: Path, keys: Path, *options: str) -> list[str]:
@@ -94,16 +95,16 @@ def run_supernode(
         superlink: Address of the SuperLink.
         silo: Number of the silo.
         guard: Socket of the silo's guard.
-        keys: Folder with ca.crt and node.key, or None if and only if `insecure`.
+        keys: Folder with ca.crt and node.key, or None for no TLS and no key.
         insecure: Whether to connect without TLS and a key.
         health_path: Socket that answers health checks, or None for no socket.
         metrics_address: Address of the metrics (`serve_metrics`), or None for no metrics.
         apps: Whether to run the apps that the SuperLink sends.
 
     Raises:
-        InputError: Keys, a socket, an address or the installed Flower cannot be used, or the machine allows too
-            few open files.
-        RunError: A part ended, and is no SuperNode that was killed or lost its SuperLink.
+        InputError: `insecure` does not say whether `keys` is None, or the machine allows too few open files.  Or
+            keys, a socket, a folder, an address or the installed Flower cannot be used.
+        RunError: A part ended, and is not started again (`keep_running`).  Or Flower's program is missing.
     """
     configure_service_logging(silo=silo)
     exit_on_signals()
@@ -143,7 +144,10 @@ def run_supernode(
                 ),
             ]
             keep_running(lambda: _run_apps(options, folder, monitor), monitor)  # does not return
-        node = [sys.executable, "-P", "-m", NODE_MODULE, superlink, str(silo), str(guard), str(keys or "-")]
+        node = [
+            *(sys.executable, "-P", "-m", NODE_MODULE, superlink, str(silo), str(guard)),
+            "-" if keys is None else str(keys.absolute()),  # "-" stands for no TLS, and may be a folder's name
+        ]
         keep_running(lambda: _run_parts({SUPERNODE: node}, monitor), monitor)
 
 
@@ -175,7 +179,7 @@ class SupernodeMonitor:
     """Monitor of the parts while they run, which logs outages and certificates that expire soon."""
 
     def __init__(self, superlink: str, heartbeat_folder: Path, keys: Path | None, part: str = SUPERNODE) -> None:
-        """Monitor the service, whose health follows from the heartbeats of `part`."""
+        """Monitor the service, in which `part` writes the heartbeats that its health depends on."""
         self._part, self._heartbeat_folder, self._keys = part, heartbeat_folder, keys
         self._outage_log = OutageLog(f"answer of the SuperLink at {superlink}")
         self._expiry_monitor = ExpiryMonitor(*([] if keys is None else [keys / AUTHORITY_FILE]))
@@ -185,8 +189,8 @@ class SupernodeMonitor:
         """Return the fault of the service itself, or None.
 
         The certificate and the key have to be valid, if there are any, and the part with heartbeats has to be at
-        work.  Attempts of a silo's node to reach a SuperLink that is away count as work.  If the node starts tasks
-        itself, the last trial of a task has to have succeeded.
+        work.  Attempts of a silo's node to reach a SuperLink that is away count as work.  With --apps the last
+        trial of a task, if there was one, has to have succeeded.
         """
         try:
             if self._keys is not None:
@@ -205,7 +209,7 @@ class SupernodeMonitor:
         return [
             ServiceMetric("fedpriv_supernode_info", "The SuperNode's silo and version.", 1, labels),
             ServiceMetric(
-                "fedpriv_supernode_healthy", "1 if its parts are at work.", self.why_unhealthy() is None
+                "fedpriv_supernode_healthy", "1 if it is healthy, else 0.", self.why_unhealthy() is None
             ),
             *(
                 [ServiceMetric("fedpriv_supernode_silent_seconds", help_text, silent_seconds)]
@@ -222,7 +226,7 @@ class SupernodeMonitor:
         outages.
 
         Args:
-            is_lost: Whether the node has ended because it lost the SuperLink, or the SuperLink refuses it.
+            is_lost: Whether the node has just ended, and counts as one that lost its SuperLink (`keep_running`).
         """
         heartbeat = last_beat(self._heartbeat_folder, SUPERNODE, self._start_time)
         if self._part != SUPERNODE:  # Flower's own SuperNode does not report answers
@@ -271,7 +275,7 @@ def keep_running(run_once: Callable[[], tuple[str, int]], monitor: SupernodeMoni
 def _run_apps(options: Sequence[str], folder: Path, monitor: SupernodeMonitor) -> tuple[str, int]:
     """Run Flower's SuperNode and an executor, and return the name and the exit code of the one that ended.
 
-    Each start uses a new port, because another process may take a free port before the SuperNode listens on it.  A
+    Each start looks for a free port, because another process may take one before the SuperNode listens on it.  A
     SuperNode that no signal ended gets code 0, which stands for a lost SuperLink, because Flower's exit codes do
     not distinguish it from other ends.
     """

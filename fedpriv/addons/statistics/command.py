@@ -62,8 +62,8 @@ def table_rows(table: TableResult) -> list[dict[str, Any]]:
 
     A row has its labels, its "value", the ends "low" and "high" of its interval of 95 %, and in "covers" the
     subject of the interval, which is these records or the population.  A count has a label for each column of the
-    table, the word or bin of its cell, under the column's name, or under "column NAME" if NAME is one of those
-    keys.  Other rows have one label, "of".
+    table, that of its cell, under the column's name, or under "column NAME" if NAME is one of these four keys.
+    Other rows have one label, "of".
     """
     rows = []
     for estimate in table.estimates:
@@ -285,7 +285,7 @@ def statistics(
     Args:
         plan: A plan file, or the same as nested dictionaries.
         engine: "vectorized", "inprocess", "ray" or "deployment".
-        out: Folder for the results, runs/NAME by default.
+        out: Folder for the results, by default the first of runs/NAME, runs/NAME-2, … without results.
 
     Raises:
         InputError: The plan or the engine cannot be used.  The message says why.
@@ -321,7 +321,7 @@ def release_tables(
     Args:
         stats: Plan with its scenario.
         engine: Name of the engine.
-        out: Folder of the results, or None for runs/NAME.
+        out: Folder of the results, or None for the first of runs/NAME, runs/NAME-2, … without results.
         connection: SuperLink of a deployment.
 
     Raises:
@@ -353,7 +353,7 @@ def run_statistics(
         path: File of the plan.
         overrides: "KEY=VALUE" for dotted keys of the plan.
         engine: Name of the engine.
-        out: Folder of the results, or None for runs/NAME.
+        out: Folder of the results, or None for the first of runs/NAME, runs/NAME-2, … without results.
         connection: SuperLink of a deployment.
         dry_run: Whether nothing is released.
         as_json: Whether JSON is printed in place of text.
@@ -386,8 +386,9 @@ def _print_dry_run(stats: Statistics, *, for_release: bool, as_json: bool) -> No
     """Print each table's number of cells, its error under each trust setting, and the price of all tables.
 
     The error is that of the noise in one released number, counted in records or persons, the units of protection:
-    half an interval of 95 % in text, a standard deviation in JSON.  The price is the privacy that a run under the
-    plan's own trust setting would cost, as μ and ε.
+    half an interval of 95 % in text, a standard deviation in JSON.  The price is the largest μ of a party's
+    releases under the plan's own trust setting, and its ε: the cost of a run for a unit with records in one silo.
+    If each silo releases its own sums, a unit in `privacy.shared` silos pays more, up to √shared times this μ.
 
     Args:
         stats: Plan and scenario.
@@ -396,7 +397,7 @@ def _print_dry_run(stats: Statistics, *, for_release: bool, as_json: bool) -> No
     """
     privacy = stats.cell.privacy
     tables = list(zip(stats.plan.table, stats.settings.tables, strict=True))
-    # A unit has records in one silo, so that it pays for one stream of the release at most.
+    # A unit with records in one silo pays for one stream of the release at most.
     mu = max(stream.mu for stream in make_release_streams(stats.make_plan(for_release=for_release), 1))
     epsilon, unit = epsilon_of(mu, privacy.delta), privacy.protected_unit.noun
     errors = {trust: stats.noise_stds(trust, for_release=for_release) for trust in TRUSTS}
@@ -473,6 +474,7 @@ def print_coefficients(folder: Path, *, as_json: bool) -> None:
         InputError: The folder has no results, or a cell has no coefficients that `compute_coefficients` can read.
         RunError: A claim differs from the recorded releases.
         OSError: A model's file cannot be opened.
+        EOFError, ValueError: A model's file is empty or damaged.
     """
     from fedpriv.show.summary import format_value
     from fedpriv.study.results import check_claims, read_claims
@@ -514,8 +516,12 @@ def compute_coefficients(record: Mapping[str, Any], folder: Path) -> list[tuple[
     """Compute the weights of a cell's regression, with intervals of 95 % for sampling and noise.
 
     The noise is that of the rounds' recorded release streams.  A stream has the releases of some silos, or of the
-    server, with noise of one std.  The noise in the mean over silos has the variance Σ_stream std² · Σ_silo
-    share², where a silo's share is its share of a round's records, and a stream without silos counts with share 1.
+    server or sums of masked messages, with noise of one std.  The noise in the mean over silos has the variance
+    Σ_stream std² · Σ_silo p², where p is the silo's weight in the mean (`silo_weights`).  A stream without silos
+    counts with weight 1.
+
+    Sampling is that of the records of a round.  If the weights are not in proportion to the silos' records, their
+    number is replaced by that of a plain mean with the same variance, 1 / Σ_silo (p²/B) for B records of a silo.
 
     Args:
         record: Record of the cell in results.json.
@@ -528,14 +534,15 @@ def compute_coefficients(record: Mapping[str, Any], folder: Path) -> list[tuple[
         InputError: The cell's model and algorithm have no coefficients with intervals, its rounds are too few for
             them, or its scenario or data cannot be used.
         OSError: The model's file cannot be opened.
+        EOFError, ValueError: The model's file is empty or damaged.
     """
-    import numpy as np
     import torch
 
     from fedpriv.claims.ledger import ROUNDS, stream_from_data
     from fedpriv.loss.objective import View
     from fedpriv.loss.ridge import RIDGE_STATISTICS, MeanStatistics, RidgeStatistics
     from fedpriv.papers.newton import NOISY_NEWTON, GradientAndHessian
+    from fedpriv.plan.plan import silo_weights
     from fedpriv.plan.task import load_public_task, make_schema_task
     from fedpriv.scenario.load import resolve_cell
 
@@ -552,9 +559,9 @@ def compute_coefficients(record: Mapping[str, Any], folder: Path) -> list[tuple[
         objective = objective.base
     assert isinstance(objective, RidgeStatistics | GradientAndHessian)
     # Noise of the mean over silos, from the ledger.
-    shares, streams = [size / sum(sizes) for size in sizes], list(map(stream_from_data, record["releases"]))
+    weights, streams = silo_weights(cell), list(map(stream_from_data, record["releases"]))
     variance = sum(
-        sum(share**2 for share in [shares[silo] for silo in stream.silos] or [1.0]) * stream.std**2
+        sum(weight**2 for weight in [weights[silo] for silo in stream.silos] or [1.0]) * stream.std**2
         for stream in streams
         if stream.step == ROUNDS  # the model has no noise of a first step, which scales the features
     )
@@ -562,7 +569,10 @@ def compute_coefficients(record: Mapping[str, Any], folder: Path) -> list[tuple[
     # In some tables cells decide which rows count, and a public share of them does.
     counted_share = 1.0 if schema is None else schema.counted_share(for_testing=False)
     published = MeanStatistics(
-        math.sqrt(variance), round(sum(sizes) * counted_share), counted_share, record["rounds"]
+        math.sqrt(variance),
+        round(counted_share / sum(weight**2 / size for weight, size in zip(weights, sizes, strict=True))),
+        counted_share,
+        record["rounds"],
     )
     coefficients = objective.coefficients(model, published)
     return list(zip(_feature_names(schema, len(coefficients)), coefficients, strict=True))

@@ -199,7 +199,10 @@ class CurveSettings(BaseModel):
 
     @property
     def bin_count(self) -> int:
-        """Number of bins, with one more if the threshold is no edge of the bins of equal width."""
+        """Number of bins, with one more if the threshold is no edge of the bins of equal width.
+
+        A threshold whose logit is within a relative 1e-5 of an edge counts as that edge.
+        """
         return len(self.edge_logits) + 1
 
     @property
@@ -293,7 +296,8 @@ def make_groupings(
                 if is_scaled or not _keeps_encoding(model, schema):
                     raise InputError(
                         f"evaluation.curves.by: a model sees numbers of {name!r} scaled once more; "
-                        f"take model.feature_norm of {schema.max_norm:.4g} or more and no [data.scale]"
+                        f"take model.feature_norm of {math.ceil(1e3 * schema.max_norm) / 1e3:g} or more, and no "
+                        "model.scaling, model.centre or [data.scale]"
                     )
                 groupings[-1] = _make_number_grouping(name, first_feature, column.range, edges)
         first_feature += column.width
@@ -333,7 +337,9 @@ def _make_number_grouping(
     """
     low, high = bounds
     if not all(low < edge <= high for edge in edges):
-        raise InputError(f"evaluation.curves.edges: those of {name!r} are not within its range {list(bounds)}")
+        raise InputError(
+            f"evaluation.curves.edges: those of {name!r} are not within its range {list(bounds)} above its low end"
+        )
     middle = [f"{low_edge:g} – {high_edge:g}" for low_edge, high_edge in pairwise(edges)]
     labels = (f"below {edges[0]:g}", *middle, f"from {edges[-1]:g}")
     inside = 2.0 * (np.array(edges) - low) / (high - low) - 1.0  # the scaling of a cell in `encode`
@@ -346,9 +352,9 @@ class CurveScores(SummedScores):
 
     There is a table for each of the `groupings`, which split the records into groups by their features.
 
-    Guarantee: an increment is a function of its own record and the model.  Its norm is at most `norm`, and it is
-    no further than `diameter` from any other increment and from zeros.  Both hold whatever the model is, because a
-    score that is not a number has a bin, too.
+    Guarantee: but for rounding, an increment is a function of its own record and the model, its norm is at most
+    `norm`, and it is no further than `diameter` from any other increment and from zeros.  All this holds whatever
+    the model is, because a score that is not a number has a bin, too.
     """
 
     settings: CurveSettings
@@ -469,9 +475,7 @@ PROVED_DIAMETERS.add(CurveScores)
 
 
 _FIGURE_NAMES = ("auc", "balanced_accuracy", "sensitivity", "specificity", "calibration_error_squared")
-_LOW_KEY = re.compile(
-    rf"test_({'|'.join(_FIGURE_NAMES)})_low(?:_at_(.+))?|test_({'|'.join(_FIGURE_NAMES)})_of_(.+)_low"
-)
+_LOW_KEY = re.compile(rf"test_({'|'.join(_FIGURE_NAMES)})(?:_low(_at_.+)?|(_of_.+)_low)")
 _OBSERVED_KEY = re.compile(r"test_observed_where_([0-9.]+)")
 LabelledTable = tuple[str, Sequence[str], Sequence[Sequence[str]], int]
 """Caption, header, body and number of label columns of a table."""
@@ -487,11 +491,12 @@ def intervals_of(results: Results) -> list[LabelledTable]:
     figures, observed = list[list[str]](), list[list[str]]()
     for point in sweep_points(results):
         cells, point_labels = cells_at_point(results, point), list(map(format_value, point.values()))
-        for group in dict.fromkeys(filter(None, (_find_group(key) for cell in cells for key in cell))):
+        for suffix in dict.fromkeys(suffix for cell in cells for suffix in _find_suffixes(cell)):
             texts = [
-                _format_interval(cells, _interval_keys(name, group), _find_figure_metric(name))
+                _format_interval(cells, _interval_keys(name, suffix), _find_figure_metric(name))
                 for name in _FIGURE_NAMES
             ]
+            group = f"at {suffix[4:]}" if suffix.startswith("_at_") else suffix.removeprefix("_of_") or "all"
             figures.append([*point_labels, group, *texts])
         for cell in cells:
             for match in sorted(
@@ -519,22 +524,18 @@ def intervals_of(results: Results) -> list[LabelledTable]:
     return tables
 
 
-def _find_group(key: str) -> str | None:
-    """Return the group of records in the key of an interval's lower end, or None for another key.
-
-    The result is "all", "at SILO" or "COLUMN=LABEL".
-    """
-    if (match := _LOW_KEY.fullmatch(key)) is None:
-        return None
-    return match[4] or (f"at {match[2]}" if match[2] else "all")
+def _find_suffixes(cell: Mapping[str, Any]) -> list[str]:
+    """Return the suffix of each figure with an interval: "", "_at_SILO" or "_of_COLUMN=LABEL"."""
+    matches = filter(None, map(_LOW_KEY.fullmatch, cell))
+    # Without its figure a key is no lower end, but the figure of a label that ends in "_low".
+    return [suffix for match in matches if f"test_{match[1]}{(suffix := match[2] or match[3] or '')}" in cell]
 
 
-def _interval_keys(name: str, group: str) -> tuple[str, str, str]:
+def _interval_keys(name: str, suffix: str) -> tuple[str, str, str]:
     """Return the keys of a figure and of the lower and upper end of its interval."""
-    if group == "all" or group.startswith("at "):
-        silo_suffix = "" if group == "all" else f"_at_{group[3:]}"
-        return f"test_{name}{silo_suffix}", f"test_{name}_low{silo_suffix}", f"test_{name}_high{silo_suffix}"
-    return (key := f"test_{name}_of_{group}"), f"{key}_low", f"{key}_high"
+    if suffix.startswith("_of_"):
+        return (key := f"test_{name}{suffix}"), f"{key}_low", f"{key}_high"
+    return f"test_{name}{suffix}", f"test_{name}_low{suffix}", f"test_{name}_high{suffix}"
 
 
 def _find_figure_metric(name: str) -> Metric:

@@ -354,9 +354,10 @@ class Indicators(Deterministic):
     In a table of moments, (x, 2x² - 1, 1.7) is in place of C_j e_k.  One step of size 1 from 0 gives the mean of
     (a_j C_j e_k)_j over the records.
 
-    Guarantee: an increment is a public function of the record's codes, whatever a server asks.  Its norm is at
-    most 1, and it is no further than `diameter` from any other increment and from zeros.  A record whose code is
-    no cell of a table adds zeros there.
+    Guarantee: for a query with coefficients of sum 1, an increment is a public function of the record's codes and
+    the clip, whatever the query's points are.  Up to rounding, its norm is at most 1, and it is no further than
+    `diameter` from any other increment and from zeros.  A record whose code is no cell of a table adds zeros
+    there.
     """
 
     settings: StatisticsSettings
@@ -542,8 +543,8 @@ def check_cell(cell: Any) -> None:
         raise ValueError(f"data.name = {data.name!r}: statistics are of a table")
     if schema.missing == "drop":
         raise ValueError(
-            'table.missing = "drop": a row with a missing value is to be counted as missing; give every '
-            "column `missing`, what stands in for it"
+            'table.missing = "drop": a row with a missing value is to be counted as missing; leave it '
+            "out, and give every column `missing`, what stands in for it"
         )
     if data.scale is not None or data.validation is not None or data.split_and_spared != (None, None):
         raise ValueError("data: scale, validation, split and spared say nothing of counts; leave them out")

@@ -13,7 +13,8 @@ def statistics(
     overrides: Overrides = None,
     engine: Annotated[str, typer.Option(help="vectorized, inprocess, ray or deployment.")] = "vectorized",
     out: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Folder for the results; by default runs/NAME.")
+        Path | None,
+        typer.Option(metavar="DIR", help="Folder for the results; by default the first free one of runs/NAME, …"),
     ] = None,
     superlink: Annotated[
         str | None, typer.Option(metavar="ADDRESS", help="Deployment: a SuperLink that runs.")

@@ -1,8 +1,8 @@
 """Plans of statistics: tables, data and budget, and the columns that a silo's policy allows.
 
-A plan is a file that asks for tables of counts, means, quantiles or survival curves.  It becomes a scenario whose
-model "statistics" counts the records.  Raw cells are the values of a record's columns before they are scaled:
-numbers, or codes of words.
+A plan asks for tables of counts, means, quantiles or survival curves.  It becomes a scenario whose model
+"statistics" sums what records add to the tables.  Raw cells are the values of a record's columns before they are
+scaled: numbers, or codes of words.
 """
 
 import tomllib
@@ -112,9 +112,12 @@ class StatisticsPlan(Section):
     title: str = ""
     seed: Annotated[int, Field(ge=0)] = Field(0, description="of a simulation's noise")
     trust: Literal["untrusted", "secure-aggregation", "trusted"] = Field("untrusted", description="who adds noise")
-    silos: Count | None = Field(None, description="how many silos there are, where the data do not say it")
+    silos: Count | None = Field(
+        None, description="how many silos there are, where neither `records` nor the data say it"
+    )
     records: Annotated[tuple[Count, ...], Field(strict=False)] | None = Field(
-        None, description="rows of the training part, or persons, of each silo: public; counted in simulations"
+        None,
+        description="rows of the training part, or persons, of each silo: public; else counted in the data",
     )
     data: DataSection
     privacy: PrivacySection
@@ -127,7 +130,9 @@ class StatisticsPlan(Section):
         if twice := [name for name in names if names.count(name) > 1]:
             raise ValueError(f"two tables are called {twice[0]!r}; give one of them a name")
         if self.privacy.mode == "none":
-            raise ValueError('privacy.mode = "none": statistics without noise promise nothing; give epsilon or mu')
+            raise ValueError(
+                'privacy.mode = "none": statistics without noise promise nothing; give epsilon or mu in its place'
+            )
         return self
 
 
@@ -157,7 +162,10 @@ def read_plan(source: Path | Mapping[str, Any], overrides: Sequence[str] = ()) -
 
 
 def is_plan(path: Path) -> bool:
-    """Whether a file can be read and has [[table]] entries, which no scenario has."""
+    """Whether a file can be read as TOML with a list `table`, such as of [[table]] entries.
+
+    No scenario has such a list.
+    """
     try:
         return isinstance(tomllib.loads(path.read_text(encoding="utf-8")).get("table"), list)
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError):
