@@ -21,7 +21,6 @@ import pytest
 from starlette.applications import Starlette
 
 from fedpriv.addons.services import deployment, service, supernode_process
-from fedpriv.addons.services.certificates import make_node_key, make_server_keys
 from fedpriv.addons.services.flower_private.control import RunStatus, UnreachableError
 from fedpriv.addons.services.flower_private.names import CONTROL_PREFIX
 from fedpriv.addons.services.flower_private.silo_node import describe_clock_error
@@ -136,25 +135,6 @@ def test_a_node_process_that_exits_with_an_error_ends_the_service(
     """A key that cannot be read, say: to start it again helps nobody."""
     with refusal("SuperNode: its SuperNode ended with exit code 2, and the service ends", RunError):
         run_parts(monkeypatch, tmp_path, "raise SystemExit(2)")
-
-
-def test_a_supernode_whose_key_folder_is_named_dash_connects_with_its_key(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The node took the name "-" for no TLS and a new key."""
-    monkeypatch.chdir(tmp_path)
-    Path("-").mkdir()
-    make_server_keys(Path("-"))
-    make_node_key(Path("-/node.key"), Path("-/node.pub"))
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    monkeypatch.setenv(service.HEARTBEAT_FOLDER_VARIABLE, "")
-    for name in ("configure_service_logging", "exit_on_signals"):
-        monkeypatch.setattr(supernode_process, name, lambda **_: None)
-    run = Mock(return_value=(SUPERNODE, 2))
-    monkeypatch.setattr(supernode_process, "_run_parts", run)
-    with refusal("exit code 2", RunError):
-        supernode_process.run_supernode("127.0.0.1:1", 0, tmp_path / "guard.sock", Path("-"))
-    assert run.call_args[0][0][SUPERNODE][-1] == str(tmp_path / "-")
 
 
 COUNTING = """
