@@ -1,6 +1,7 @@
 """What a SuperLink has of the one before it: a list of runs."""
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -10,7 +11,7 @@ import pytest
 from fedpriv.addons.services import deployment
 from fedpriv.addons.services.deployment import RunProgress, follow_run, simulation_superlink
 from fedpriv.addons.services.flower_private import presence
-from fedpriv.addons.services.flower_private.control import LostRunError
+from fedpriv.addons.services.flower_private.control import LostRunError, UnreachableError
 from fedpriv.addons.services.flower_private.names import LIST_RUNS
 from fedpriv.addons.services.flower_private.presence import RunHistory
 from fedpriv.core.errors import InputError, RunError
@@ -96,6 +97,25 @@ def test_a_lost_run_raises_its_own_error_and_rounds_are_reported_once(
         with pytest.raises(LostRunError):
             follow_run(superlink_of(LostRunError("started again")), 1, reader, lambda: None, progress)
     assert recorder.advances == [4, 2]
+
+
+def test_a_wait_for_the_superlink_includes_the_request_that_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before: a request that timed out after 30 s was reported as a wait of a few seconds."""
+    monkeypatch.setattr(deployment, "_STATUS_SECONDS", 0.0)
+    recorder, link = Recorder(), superlink_of([])
+
+    def time_out(run: int) -> None:
+        time.sleep(0.7)
+        raise UnreachableError("timed out") if not recorder.lines else LostRunError("started again")
+
+    link.control.run_status.side_effect = time_out
+    with pytest.raises(LostRunError):
+        follow_run(link, 1, FolderReader(tmp_path), lambda: None, RunProgress(recorder, 0, 9))
+    (line,) = recorder.lines
+    assert line.startswith("waiting for an answer of the SuperLink since ")
+    assert line.endswith(" UTC (1 s)")
 
 
 def test_the_ray_engine_without_the_flower_simulation_program_fails_in_one_line(
