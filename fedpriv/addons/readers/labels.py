@@ -27,6 +27,6 @@ def check_labels(labels: NDArray[Any], classes: int | None, loss: Any) -> None:
     if np.isin(labels, (0, 1)).all() and (labels.sum(1) == 1).all():
         raise InputError(
             f"train: labels of shape {labels.shape} are one-hot; give the number of each record's class, "
-            'labels.argmax(1); or say what they are by classes = 0, for numbers, or by a module with loss = "binary", '
-            "for several labels of a record"
+            "labels.argmax(1); or say what they are by classes = 0, for numbers, or by a module with loss = "
+            '"binary", for several labels of a record'
         )
