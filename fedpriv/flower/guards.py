@@ -585,7 +585,8 @@ def guard_of(context: Context, scenario: Path, local_steps: int = 1) -> SiloGuar
     Args:
         context: Flower's context of the ClientApp.
         scenario: The app's scenario file.
-        local_steps: Number of noisy steps between two averages, a divisor of federation.rounds.
+        local_steps: Number of noisy steps between two averages, a divisor of federation.rounds.  A message of
+            up to 32 steps can be repeated after a failure.
 
     Raises:
         InputError: The scenario or `local_steps` cannot be used, or a key of the configuration is missing or does

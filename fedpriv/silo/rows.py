@@ -76,10 +76,11 @@ _HOT_JOURNAL_HEADER = bytes.fromhex("d9d505f920a163d7")
 """First bytes of a journal that SQLite still needs, for a commit in progress or interrupted."""
 MAX_RUNS_WITH_REPLY = 8
 """Number of the runs that ended last whose replies to round 0 and to the last answered round are kept."""
-KEPT_REPLIES = 4
+KEPT_REPLIES = 32
 """Number of the last answered rounds of a run under way whose replies are kept, besides round 0.
 
-A server that was killed asks again for a round that its journal lacks.
+A server that was killed asks again for the round that its journal lacks, and a Flower app that takes several
+steps between two averages repeats the steps since the last one.
 """
 DROP_EARLIER_REPLY = """
 UPDATE answers SET reply = NULL, blind = NULL WHERE run_id = ? AND t = (

@@ -184,7 +184,7 @@ def test_the_test_grid_contains_every_algorithm() -> None:
 
 def test_phased_sgd_refuses_several_epochs() -> None:
     """Phased SGD left the key unread: one pass in phases, whatever `epochs` said."""
-    with refusal("epochs: phased-sgd reads every record once, in phases"):
+    with refusal("phased-sgd reads every record once, in phases"):
         plan_cell(resolve_cell(tree_of("phased-sgd", "several epochs", "curator", private=True), "test"))
 
 

@@ -182,12 +182,13 @@ def test_a_run_under_way_needs_no_free_disk_to_be_asked_for_again(
 
 def test_the_last_replies_of_an_open_run_are_repeated_and_earlier_ones_are_refused(tmp_path: Path) -> None:
     """A killed server asks for its last round again; what no server asks for is not in the ledger."""
-    guard, cell = guard_for(tmp_path, *random_records(), budget=9.0), scenario()
-    replies = [guard.answer("run", cell, t, zeros()) for t in range(1, 8)]
+    guard = guard_for(tmp_path, *random_records(160), budget=100.0)
+    cell, last = scenario(federation__rounds=60, federation__epochs=60), KEPT_REPLIES + 3
+    replies = [guard.answer("run", cell, t, zeros()) for t in range(1, last + 1)]
     again = guard_of(tmp_path / "silo-0.toml")
-    for t in range(8 - KEPT_REPLIES, 8):
+    old = last - KEPT_REPLIES
+    for t in range(old + 1, last + 1):
         assert torch.equal(again.answer("run", cell, t, zeros()), replies[t - 1])
-    old = 7 - KEPT_REPLIES
     reason = f"round {old} was answered, and {KEPT_REPLIES} later rounds: only a digest of its reply is kept"
     refused(again, reason, cell, old, zeros())
     assert replies[old - 1].numpy().tobytes()[:400] not in (tmp_path / "ledger-0.sqlite").read_bytes()
