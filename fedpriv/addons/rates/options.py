@@ -1,4 +1,4 @@
-"""Commands of this add-on and their options. What a command computes with is imported when it is called."""
+"""Commands of this add-on and their options. Heavy modules are imported when a command is called."""
 
 from pathlib import Path
 from typing import Annotated, Any

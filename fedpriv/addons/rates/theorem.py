@@ -2,7 +2,8 @@
 
 A sweep point has one value of each key that the scenario sweeps.  The problem is the public numbers from which
 theorems start, such as records and dimension.  A prescription is a theorem's numbers for a run, with the
-theorem's conditions.  The excess risk is the loss above the smallest loss of any model.
+theorem's conditions.  The excess risk is the loss above the smallest loss of an admissible model, such as one in
+the run's ball.
 """
 
 import dataclasses
@@ -163,10 +164,10 @@ def compare_with_theorems(point: "SweepPoint", gap: float | None, run: Path | No
     """Compare the numbers of one sweep point with those of each theorem of its algorithm.
 
     The result has "point" (swept values), "algorithm", "problem" (public numbers that theorems start from),
-    "scenario" (numbers of a run, with the measured excess risk if known), "silos" (μ, ε and noise of each silo, if
-    they have targets of their own), "theorems" (numbers, conditions, assumption and "refusal" of each) and "bound"
-    (of the excess risk at the scenario's numbers, or None without one).  A "refusal" is the reason why numbers
-    cannot be run, or None if they can.
+    "scenario" (numbers of a run, or a "refusal", and the measured excess risk if known), "silos" (μ, ε and noise
+    of each silo, if they have targets of their own), "theorems" (numbers, conditions, assumption and "refusal" of
+    each) and "bound" (of the excess risk at the scenario's numbers, or None without one).  A "refusal" is the
+    reason why numbers cannot be run, and None for a theorem whose numbers can.
 
     Args:
         point: The sweep point.
@@ -243,7 +244,7 @@ def _scenario_numbers(cell: "Cell", plan: "Plan") -> dict[str, Any]:
 
 
 def _silo_numbers(cell: "Cell", plan: "Plan") -> list[dict[str, Any]]:
-    """Return μ, ε and fresh noise of each silo, or nothing if all silos have one target.
+    """Return μ, ε and fresh noise of each silo, or an empty list without `privacy.shares`.
 
     Source of such targets: Reshef & Levy, Theorem 5.1.
     """
@@ -294,7 +295,7 @@ def _conditions_data(conditions: Iterable["Condition"]) -> list[dict[str, Any]]:
 
 
 def _why_refused(numbers: Mapping[str, float], problem: "Problem") -> str | None:
-    """Explain why [federation] refuses a batch of this size, or return None if it does not."""
+    """Explain why the silos cannot share a batch of this size, or return None if each has a record."""
     batch = math.floor(numbers["batch"] * (1.0 + 1e-12))
     return (
         f"a round of {batch} records is less than one of each of the {problem.silos} silos; run it with "

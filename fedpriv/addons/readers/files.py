@@ -25,7 +25,7 @@ _EXPONENT = "(?:[eE][+-]?[0-9]+)?"
 
 
 def read_text(path: Path, cell_format: CellFormat) -> bytes:
-    """Return the content of a table's file as .csv with commas, with points in its numbers.
+    """Return the content of a table's file as .csv with commas, and with points in numbers of the format.
 
     Args:
         path: File of a table, but not .parquet.

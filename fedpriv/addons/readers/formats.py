@@ -25,7 +25,8 @@ _MAX_TEXTS = 10_000
 def find_format(path: Path, known_format: CellFormat) -> CellFormat:
     """Find the separator of a text file's cells, and the marks of decimals and thousands in its numbers.
 
-    The separator is the one that gives the header most names.  In a .tsv file commas are not tried.
+    The separator is the one that gives the header most names, or commas if these give as many.  In a .tsv file
+    commas are not tried, and tabs come first.
 
     Marks are sought only if some text has a comma, an apostrophe or a space before a digit (between two digits, or
     at the start), or two points, as in 1.234.567.  The marks are those with which most texts read as numbers,

@@ -14,8 +14,8 @@ from fedpriv.data.tables import DataFrame, add_frame, in_memory_name
 def register_frame(frame: DataFrame) -> str:
     """Copy a DataFrame, and return the table name under which it can be loaded.
 
-    The name is a digest of the content under a key of the user, with the ending .parquet.  A column that cannot be
-    read, such as one of lists, is an error only if it is used.
+    The name is a digest of the readable columns under a key of the user, with the ending .parquet.  A column that
+    cannot be read, such as one of lists, is an error only if it is used.
 
     Raises:
         InputError: The DataFrame has no records, or its columns cannot be used.
