@@ -491,7 +491,7 @@ def momentum_figure(dimension: int = 50, epsilon: float = 4.0) -> RateFigure:
 
 
 def _gradient_bound(records: float, rounds: float, noise: float) -> float:
-    """Return the bound on the gradient norm for a momentum with this noise, without Theorem 6's term 6 N/T."""
+    """Return the bound on the gradient norm for a momentum with this noise, without the term 6 N/T."""
     return 13.5 * math.sqrt(records / rounds) + 6.0 / math.sqrt(records) + 3.0 * noise
 
 

@@ -1,4 +1,4 @@
-"""Rates of three of the papers by formulas, and the output of the command that prints all papers' figures.
+"""Rates of three of the papers by formulas, and the output of `fedpriv privacy rates`.
 
 The three papers are those of Reshef & Levy, of Kornowski, Liu & Talwar, and of Choquette-Choo, Ganesh & Thakurta.
 Functions whose names end with `_figure` return a `RateFigure`: lines on logarithmic axes with their exponents, and

@@ -72,7 +72,7 @@ def _convert(path: Path, cell_format: CellFormat, size: int, changed: int) -> by
 
 
 def find_separator(path: Path) -> str:
-    """Return the separator that a file's name stands for: a tab for .tsv and .tsv.gz, a comma for any other."""
+    """Return the usual separator of a file by its name, a tab for .tsv and .tsv.gz, or else a comma."""
     return "\t" if path.name.lower().removesuffix(".gz").endswith(".tsv") else ","
 
 
