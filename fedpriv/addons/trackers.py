@@ -4,6 +4,7 @@ A tracker stores a run for each cell that is computed, and `TrackerObserver` dri
 Each tracker needs an extra of the package, which is not installed by default.
 """
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property, partial
@@ -71,7 +72,9 @@ class TrackerObserver(RunObserver):
         try:
             yield
         except self._tracker.errors as error:
-            raise RunError(f"{self._tracker.name}: {str(error).splitlines()[0]}") from None
+            raise RunError(
+                f"{self._tracker.name}: {(str(error).splitlines() or [type(error).__name__])[0]}"
+            ) from None
 
 
 class TensorBoard:
@@ -95,8 +98,14 @@ class TensorBoard:
         run.close()
 
 
+_mlflow_name = partial(re.compile(r"[^/\w.\- ]").sub, "-")
+
+
 class MLflow:
-    """Runs of MLflow at a tracking URI."""
+    """Runs of MLflow at a tracking URI.
+
+    A dash replaces each character that MLflow refuses in the name of a parameter or metric, such as "=".
+    """
 
     def __init__(self, uri: str) -> None:
         module = _import_extra("mlflow", "MLflow", "mlflow")
@@ -122,12 +131,12 @@ class MLflow:
             )
         run = self._client.create_run(self._experiments[experiment], run_name=name).info.run_id
         for key, value in settings.items():
-            self._client.log_param(run, key, value)
+            self._client.log_param(run, _mlflow_name(key), value)
         return run
 
     def log(self, run: Any, metrics: Mapping[str, float], t: int) -> None:
         for name, value in metrics.items():
-            self._client.log_metric(run, name, value, step=t)
+            self._client.log_metric(run, _mlflow_name(name), value, step=t)
 
     def end(self, run: Any, *, finished: bool) -> None:
         self._client.set_terminated(run, "FINISHED" if finished else "KILLED")
@@ -142,8 +151,9 @@ class WeightsAndBiases:
         self.errors: tuple[type[Exception], ...] = (self._module.errors.Error,)
 
     def begin(self, experiment: str, name: str, settings: Mapping[str, Any]) -> Any:
-        options = {"group": experiment, "name": name, "config": dict(settings), "reinit": "create_new"}
-        return self._module.init(project=self._project, **options)
+        return self._module.init(
+            project=self._project, group=experiment, name=name, config=dict(settings), reinit="create_new"
+        )
 
     def log(self, run: Any, metrics: Mapping[str, float], t: int) -> None:
         run.log(dict(metrics), step=t)
@@ -182,5 +192,7 @@ def _import_extra(module: str, name: str, extra: str) -> Any:
 
 def _run_name(point: SweepPoint) -> str:
     """Format a cell's swept values and seed as the name of a run, such as "rho=4.0,silos=10,seed=0"."""
-    swept = [f"{key.rpartition('.')[2]}={value}" for key, value in point.swept_values.items()]
-    return ",".join([*swept, f"seed={point.cell.seed}"]).replace("/", "-")
+    return ",".join(
+        f"{key.rpartition('.')[2]}={value}"
+        for key, value in (*point.swept_values.items(), ("seed", point.cell.seed))
+    ).replace("/", "-")

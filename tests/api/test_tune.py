@@ -109,6 +109,7 @@ def test_private_tuning_states_the_epsilon_of_its_choice(tmp_path: Path) -> None
         ({"gird": {}}, "tune: gird: no option; known are"),
         ({"train": (np.zeros((4, 2)), np.zeros(4, int)), "workers": 2}, "workers: other processes"),
         ({"poisson": True}, "give --private with them"),
+        ({"fixed": {"run.evaluations": {}}}, "fixed: run.evaluations = {}: expected"),
     ],
 )
 def test_invalid_tuning_arguments_are_refused(arguments: dict[str, Any], words: str) -> None:

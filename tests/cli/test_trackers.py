@@ -1,5 +1,6 @@
 """TensorBoard, MLflow and Weights & Biases: what they are told, against stand-ins; absent, one line."""
 
+import re
 import sys
 import tomllib
 from pathlib import Path
@@ -59,10 +60,14 @@ def said(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
             return SimpleNamespace(info=SimpleNamespace(run_id=f"{experiment}:{run_name}"))
 
         def log_param(self, run: str, key: str, value: Any) -> None:
-            if key == "federation.silos":
+            if not re.fullmatch(r"[/\w.\- ]*", key):
+                raise MlflowException(f"Invalid parameter name: {key!r}")
+            if key == "federation.silos" or key.startswith("label"):
                 calls.append((run, key, value))
 
         def log_metric(self, run: str, key: str, value: float, step: int) -> None:
+            if not re.fullmatch(r"[/\w.\- ]*", key):
+                raise MlflowException(f"Invalid metric name: {key!r}")
             calls.append((run, key, value, step))
 
         def set_terminated(self, run: str, status: str = "FINISHED") -> None:
@@ -81,8 +86,8 @@ def said(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
             calls.append((self.label, "KILLED" if exit_code else "FINISHED"))
 
     def init(*, project: str, group: str, name: str, config: dict[str, Any], reinit: str) -> WandbRun:
-        if project == "nowhere":
-            raise WandbError("no key\nand more lines")
+        if project in ("nowhere", ""):
+            raise WandbError("no key\nand more lines" if project else "")
         assert reinit == "create_new"  # a run of another cell stays open
         label = f"{project}/{group}:{name}"
         calls.append((label, "federation.silos", config["federation.silos"]))
@@ -143,6 +148,17 @@ def test_mlflow_and_wandb_receive_settings_curves_and_final_status_of_each_cell(
     ]
 
 
+def test_mlflow_receives_names_without_the_characters_that_it_refuses(
+    said: list[tuple[Any, ...]], tmp_path: Path
+) -> None:
+    """Before: [evaluation.curves] by groups, or a column "age (years)", ended a run with --mlflow."""
+    tracker = make_tracker("mlflow", "http://localhost:5000")
+    tracker.started(parse_scenario({**small_tree(), "label": {"age (years)": 3}}, "test"), [0], tmp_path)
+    tracker.evaluated(0, 4, {"test_auc_of_sex=Male": 0.75})
+    assert ("7:seed=1", "label.age -years-", 3) in said
+    assert said[-1] == ("7:seed=1", "test_auc_of_sex-Male", 0.75, 4)
+
+
 @pytest.mark.usefixtures("said")
 @pytest.mark.parametrize(
     ("name", "line"),
@@ -155,6 +171,13 @@ def test_a_tracker_connection_error_is_reported_in_one_line(name: str, line: str
     with pytest.raises(RunError) as caught:
         make_tracker(name, "nowhere").started(scenario(), [0], tmp_path)
     assert str(caught.value) == line
+
+
+@pytest.mark.usefixtures("said")
+def test_a_tracker_error_without_a_message_is_reported_by_its_type(tmp_path: Path) -> None:
+    """Before: IndexError."""
+    with pytest.raises(RunError, match=r"project : WandbError$"):
+        make_tracker("wandb", "").started(scenario(), [0], tmp_path)
 
 
 @pytest.mark.parametrize(

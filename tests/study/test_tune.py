@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from fedpriv.accounting.selection import NegativeBinomialRunCount, PoissonRunCount, PrivateSelection
-from fedpriv.addons.tune.command import complete_request
+from fedpriv.addons.tune.command import complete_request, default_metric
 from fedpriv.addons.tune.grids import (
     choose_settings,
     find_positions,
@@ -426,15 +426,28 @@ def test_every_shipped_tuning_file_gives_all_rows_equally_many_settings_and_fres
     assert all(getattr(own, "step") == "paper" for own in of_theorems)  # noqa: B009 - momentum's alone
 
 
-ERRORS = ("test_loss", "test_mae", "test_integrated_brier", "test_calibration_error")
+ERRORS = (
+    "test_loss",
+    "test_mae",
+    "test_integrated_brier",
+    "test_calibration_error",
+    "excess_risk",
+    "gradient_norm",
+    "goldstein",
+)
 SCORES = ("test_accuracy", "test_auc", "test_concordance")
 
 
 @pytest.mark.parametrize("metric", [*ERRORS, *SCORES])
 def test_a_smaller_error_is_better(metric: str) -> None:
-    """The worst setting was chosen by mean absolute error, and by the Brier score."""
+    """The worst setting was chosen by mean absolute error, the Brier score, excess risk and gradient norm."""
     assert is_better(metric, 0.1, 0.2) == (metric in ERRORS)
     assert is_better(metric, 0.2, 0.1) == (metric in SCORES)
+
+
+def test_survival_is_tuned_by_its_loss_by_default() -> None:
+    """Before: by test_accuracy, which no run of survival has."""
+    assert default_metric(load_scenario(Path("dialysis-survival"), [])) == "test_loss"
 
 
 def test_the_cost_of_private_tuning_is_stated_at_the_smallest_delta_of_all_cells() -> None:

@@ -13,8 +13,8 @@ i = j, and else 0.
 | `calibration_error_squared` | Σ_b (D_b² - bias of D_b² by noise and sampling) / m_b, over Σ m_b |
 
 D_b is the number of records of class 1 in bin b minus the sum of the scores of its records, each taken at the
-centre of its own small bin, and m_b is the number of records in it.  Bins b are unions of neighbours with enough
-records.
+centre of its own small bin, and m_b is the number of records in it.  Bins b are unions of neighbours
+(`TwoClassTable._merge_bins`).
 
 Intervals are of 95 %, and include the noise and the sampling of the records.
 
@@ -35,7 +35,7 @@ from fedpriv.addons.statistics.indicators import lower_toeplitz, prefix_root_mat
 Floats = NDArray[np.float64]
 _Z = 1.959963984540054
 _MIN_RECORDS, _MIN_STANDARD_ERRORS = 30.0, 4.0
-"""Fewest records of a class or merged bin, and fewest standard errors of their number, for any figure."""
+"""Fewest records of a class, or of a bin that is merged no further, and fewest standard errors of their number."""
 
 
 class IntervalEstimate(NamedTuple):
@@ -101,9 +101,10 @@ class TwoClassTable:
     def auc(self) -> IntervalEstimate:
         """Estimate the area under the ROC curve, pᵀ W n / (P N), with its interval.
 
-        The squared standard error is the larger of DeLong's and of Hanley & McNeil's variance, plus the variance
-        of the noise to first order, plus h²/3.  Here 2h is the fraction of pairs that share a bin, any part of
-        which may be in order.  P and N must be above 0.
+        The squared standard error is the larger of DeLong's variance, with divisors P² and N², and of Hanley &
+        McNeil's, plus the variance of the noise to first order, plus h²/3.  Hanley & McNeil's variance is that at
+        the value cut to 1/(2P) … 1 - 1/(2P).  Here 2h is the fraction of pairs that share a bin, any part of which
+        may be in order.  P and N must be at least 1.
         """
         p, n, bins = self._bin_counts(self.ones), self._bin_counts(self.zeros), len(self.ones)
         above = np.tril(np.ones((bins, bins)), -1) + np.eye(bins) / 2.0
@@ -193,7 +194,7 @@ class TwoClassTable:
 
         Bins are merged to one logit of width, and to one bin on each side beyond ± 4.  These are merged further,
         from below, until each has at least 30 records, and 4 standard errors of their noisy number.  What remains
-        above joins the last mask.
+        above joins the last mask, whose noisy number may then be smaller.
         """
         # Coarse bin 0 is up to -4, coarse bin 9 above 4.
         coarse = np.searchsorted(np.arange(-4.0, 5.0), _bin_centres(self.edges))

@@ -46,7 +46,7 @@ MISSING, SITE = "missing", "site"
 _DEFAULT_BINS = 10
 TRUSTS = ("untrusted", "secure-aggregation", "trusted")
 _MIN_STANDARD_ERRORS = 4.0
-"""Fewest standard errors of the number of values for which their mean is estimated."""
+"""Standard errors of the number of values above which their mean is estimated."""
 Floats = NDArray[np.float64]
 
 
@@ -75,7 +75,9 @@ class Statistics:
         """
         schema = find_schema(plan.data.name, plan.data.table)
         if schema is None:
-            raise InputError(f"data.name = {plan.data.name!r}: statistics are of a table, .csv or .parquet")
+            raise InputError(
+                f"data.name = {plan.data.name!r}: statistics are of a table, such as a .csv or .parquet file"
+            )
         sizes = plan.records or _count_units(plan, schema)
         tables = [_make_cells(request, schema) for request in plan.table]
         privacy = plan.privacy.model_dump(mode="json", exclude_none=True, exclude_unset=True)
@@ -171,12 +173,16 @@ def _count_units(plan: StatisticsPlan, schema: TableSchema) -> tuple[int, ...]:
         return tuple(np.bincount(sites, minlength=len(schema.sites)).tolist())
     silos = plan.silos or 1
     if silos > count:
-        raise InputError(f"silos = {silos}: {plan.data.name} has {count} records")
+        raise InputError(f"silos = {silos}: {plan.data.name} has {count} records or persons to divide")
     return (count // silos,) * silos
 
 
 def _make_cells(request: TableRequest, schema: TableSchema) -> Cells:
-    """Return the model's form of a plan's table, or raise InputError for unknown columns."""
+    """Return the model's form of a plan's table.
+
+    Raises:
+        InputError: The table's columns, edges or weight cannot be used.
+    """
     if unknown := [name for name in request.edges if name not in request.of]:
         raise InputError(f"table {request.title!r}: edges of {unknown[0]!r}, which is none of its columns")
     axes = [_axis_data(request, name, schema) for name in request.of]
@@ -243,7 +249,7 @@ class TableEstimate:
     standard_error: float
     """Standard deviation of the estimate, by noise or, for the population, by noise and sampling.
 
-    Quantiles have the largest standard deviation of the noise in their sums of records, for both intervals.
+    Quantiles have the largest s_k of `_estimate_quantiles`, in records, for both intervals.
     """
     low: float
     """Lower end of the interval."""
@@ -271,7 +277,7 @@ class TableResult:
 
 @dataclass(frozen=True)
 class Curve:
-    """A curve over public edges, of one group, with the band of 95 % from `low` to `high`."""
+    """A curve over public edges, of one group, with a band from `low` to `high`."""
 
     group: tuple[str, ...]
     """Labels of the group, empty if no column splits the curve."""
@@ -377,10 +383,13 @@ def _estimate_quantiles(
     """Estimate quantiles of the values that are not missing, and the share in the cells below each edge.
 
     N_k is the noisy number of values in cells up to k, and n that of all values.  The quantile q is the first
-    upper edge of a cell with N_k ≥ q n, once N is made monotone and cut to 0 … n.  The upper edge of the last cell
-    is infinite.  Intervals use N as released.  Let s_k be the standard deviation of the noise in N_k - q n.  The
-    interval for these records is from the first upper edge with N_k - q n + 1.96 s_k ≥ 0 to the first one with
-    N_k - q n - 1.96 s_k ≥ 0.  The interval for the population adds the variance n q (1 - q) to that of the noise.
+    upper edge of a cell with N_k ≥ q n, once N is made monotone and cut to 0 … max(0, n).  The upper edge of the
+    last cell is infinite.
+
+    Intervals use N as released.  Let s_k be the standard deviation of the noise in N_k - q n.  The interval for
+    these records is from the first upper edge with N_k - q n + 1.96 s_k ≥ 0 to the first one with N_k - q n - 1.96
+    s_k ≥ 0.  An end is infinite if there is no such edge.  The interval for the population adds the variance
+    max(0, n) q (1 - q) to that of the noise.
 
     Args:
         request: The table in the plan, with its quantiles q.
@@ -390,8 +399,9 @@ def _estimate_quantiles(
         std: Standard deviation of the noise in each coordinate, in records.
 
     Returns:
-        Two estimates for each quantile, for these records and for the population, and the curve of the shares
-        with a band for the noise.  The curve has no edges `at` if n is not above 0.
+        Two estimates for each quantile, for these records and for the population, and the curve of the shares.
+        Its band is (N_k ± 1.96 standard deviations of the noise in N_k)/n, without the noise in n.  The curve has
+        no edges `at` if n is not above 0.
     """
     from scipy.optimize import isotonic_regression  # slow to import, and only released quantiles need it
 
@@ -461,6 +471,6 @@ def cell_of_plan(path: Path, overrides: Sequence[str]) -> Cell | None:
     """Return the cell of a plan's file, or None for a file that is no plan.
 
     Raises:
-        InputError: The plan is malformed, or no run can have its settings.
+        InputError: The plan is malformed, its data cannot be used, or no run can have its settings.
     """
     return Statistics.from_plan(read_plan(path, overrides)).cell if is_plan(path) else None

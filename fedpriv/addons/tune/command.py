@@ -99,7 +99,8 @@ def complete_request(request: TuneRequest) -> tuple[TuneRequest, Grids]:
         The request, with the scenario that the tuning file names, and the grids.
 
     Raises:
-        InputError: The tuning file or a grid is not valid, or options and file contradict each other.
+        InputError: The file cannot be read, the tuning file or a grid is not valid, or options and file contradict
+            each other.
     """
     return complete_request_of_values(request, parse_grid(request.grid or []))
 
@@ -253,7 +254,7 @@ def choose_by_request(
 def default_metric(scenario: Scenario) -> str:
     """Return the metric by which settings are compared if none is named."""
     cell = scenario.points[0].cell
-    if not cell.model.is_regression:
+    if cell.model.is_classification:
         return ACCURACY
     return "test_r2" if "r2" in cell.run.metrics else "test_loss"
 
@@ -284,7 +285,8 @@ def _write(
         folder: Folder of the results.
 
     Raises:
-        InputError: The choices cannot be written into the scenario, or another process uses the folder.
+        InputError: The choices cannot be written into the scenario, its runs lack records, or another process uses
+            the folder.
     """
     delta = scenario.points[0].cell.privacy.delta
     tuned = Tuning(
@@ -385,7 +387,7 @@ class TuningResults:
 
     folder: Path
     tree: Mapping[str, Any]
-    """Tuned scenario as nested dictionaries, without what `tune` was given as records, model and `set`."""
+    """Tuned scenario as nested dictionaries, in which own records and modules are names, without `set`."""
     settings: tuple[Mapping[str, Any] | None, ...]
     """Chosen setting of each row, by dotted key, or None where a private choice made no run."""
     scores: tuple[float | None, ...]
@@ -460,7 +462,7 @@ def tune(
     request, grids = complete_request_of_values(
         TuneRequest(
             scenario=Path("scenario" if isinstance(scenario, Mapping) else scenario),
-            fixed=[format_assignment(key, value) for key, value in (fixed or {}).items()],
+            fixed=[format_assignment(key, value, "fixed") for key, value in (fixed or {}).items()],
             seeds=None if seeds is None else list(seeds),
             overrides=overrides,
             **options,

@@ -61,7 +61,7 @@ def check_grid(grid: Any, source: str) -> None:
 def _why_refused(key: str) -> str | None:
     """Return the reason for which a grid may not vary a key, or None if it may.
 
-    Grids are for settings of training.  Other keys would let the weakest promise or the easiest problem win.
+    Grids are for settings of training.  Other keys could let the weakest promise or the easiest problem win.
 
     Args:
         key: Dotted key of a scenario, such as "algorithm.step".
@@ -220,7 +220,10 @@ class GridPosition:
 
     @property
     def is_edge(self) -> bool:
-        """Whether a wider grid might have a better value: the first or last of several numbers."""
+        """Whether the value is a number, and the first or last of several values.
+
+        A wider grid might then have a better value.
+        """
         numeric = isinstance(self.value, int | float) and not isinstance(self.value, bool)
         return numeric and self.count > 1 and self.number in (1, self.count)
 
@@ -240,7 +243,7 @@ def find_positions(grid: Grid, setting: Setting) -> list[GridPosition]:
 
 
 _HELD_OUT_DIVISOR = 10  # by default the fraction of held-out training records is one over this number
-LOWER_IS_BETTER = ("loss", "error", "mae", "brier")
+LOWER_IS_BETTER = ("loss", "error", "mae", "brier", "risk", "norm", "goldstein")
 
 
 @dataclass(frozen=True)
@@ -312,7 +315,7 @@ class HeldOut:
         """Count the held-out records of each silo in the runs of `cells`.
 
         Raises:
-            InputError: A cell asks for more records than there are.
+            InputError: A cell asks for more records than there are, or its data cannot be used.
         """
         # Cells that agree in these sections partition the records alike, and one of them is counted.
         distinct = {
@@ -337,7 +340,8 @@ def hold_out(cell: Cell, count: int | None) -> HeldOut:
     """Hold out the last `count` training records, or about a tenth of them if it is None.
 
     Raises:
-        InputError: The number is not from 1 to one less than the number of training records.
+        InputError: The number is not from 1 to one less than the number of training records, or the cell's data
+            cannot be used or are too few.
     """
     records = len(load_task_of_inputs(ModelInputs.from_cell(cell)).train.labels)
     held_out_count = max(1, records // _HELD_OUT_DIVISOR) if count is None else count
@@ -352,8 +356,9 @@ def hold_out(cell: Cell, count: int | None) -> HeldOut:
 def make_trial(cell: Cell, setting: Setting, held_out: HeldOut, fixed: Sequence[str], seed: int) -> Cell:
     """Return the cell with a setting, trained on the records that are not held out.
 
-    If these are too few for an epoch, the trial has fewer rounds or samples, or smaller batches.  It has one
-    evaluation.  Values in `fixed` take precedence over these keys, and values in the setting over both.
+    If these are too few for an epoch, the trial has fewer rounds or samples, or smaller batches, as far as
+    `_reduce_reading` can tell.  It has one evaluation.  Values in `fixed` take precedence over these keys, and
+    values in the setting over both.
 
     Args:
         cell: Cell of the scenario.
@@ -383,7 +388,7 @@ def check_settings(row: TuningRow, settings: Sequence[Setting]) -> None:
     than the scenario.
 
     Raises:
-        InputError: A setting needs more records than there are.
+        InputError: A setting needs more records than there are, or the scenario cannot have it.
     """
     for setting in settings if any(key.startswith("federation.") for key in row.grid) else ():
         try:
@@ -432,7 +437,9 @@ def _reduce_reading(cell: Cell, held_out: HeldOut) -> dict[str, Any]:
     """Return keys with fewer rounds or samples, or smaller batches, if the remaining records are too few.
 
     The records have to suffice for one epoch, in which each batch is read once.  In a partition by site with given
-    batches, the records of each site have to suffice.
+    batches, the records of each site have to suffice.  Otherwise single records are counted, even if persons
+    or clients are the unit of protection, and a round counts as one batch if rounds are reduced.  A trial for
+    which this is not enough is refused when it is run.
 
     Args:
         cell: Cell of the scenario, with the keys of a setting in [federation].

@@ -42,8 +42,8 @@ class TuneRequest:
     metric: Annotated[
         str | None,
         typer.Option(
-            help="Metric by which settings are compared.  [default: test_accuracy; of a regression test_r2 if "
-            "run.metrics has it, else test_loss]"
+            help="Metric by which settings are compared.  [default: test_accuracy of classes; else test_r2 if "
+            "run.metrics has it, or test_loss]"
         ),
     ] = None
     fixed: Annotated[
