@@ -196,12 +196,12 @@ def _estimate(scaling: Growth, size: Size, seeds: Sequence[int]) -> Value:
         return _interpolate(size, seeds)
     choice = scaling.chosen_on or seeds
     pick = max if scaling.over == "worst" else min
-    chosen = pick(
+    chosen_point = pick(
         filter(lambda point: point.mean(choice) < math.inf, size.points),
         key=lambda point: point.mean(choice),
         default=None,
     )
-    value = math.inf if chosen is None else chosen.mean(seeds)
+    value = math.inf if chosen_point is None else chosen_point.mean(seeds)
     start = math.inf if scaling.start is None else scaling.start
     return Value(value if value < math.inf else None, is_fitted=max(0.0, scaling.floor) < value < start)
 
