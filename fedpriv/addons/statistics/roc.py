@@ -35,7 +35,10 @@ from fedpriv.addons.statistics.indicators import lower_toeplitz, prefix_root_mat
 Floats = NDArray[np.float64]
 _Z = 1.959963984540054
 _MIN_RECORDS, _MIN_STANDARD_ERRORS = 30.0, 4.0
-"""Fewest records of a class, or of a bin that is merged no further, and fewest standard errors of their number."""
+"""Fewest records of a class or merged bin, and fewest standard errors of their number, for any figure.
+
+The last merged bin can have fewer (`TwoClassTable._merge_bins`).
+"""
 
 
 class IntervalEstimate(NamedTuple):

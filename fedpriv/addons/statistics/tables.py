@@ -111,7 +111,7 @@ class Statistics:
 
     @property
     def unit_count(self) -> int:
-        """Public number of units (rows or persons) in all silos, the denominator of the released mean."""
+        """Public number of units (rows, persons or clients) in all silos, denominator of the released mean."""
         return sum(self.cell.batch_sizes)
 
     def make_plan(self, trust: str | None = None, *, for_release: bool = False) -> Plan:
