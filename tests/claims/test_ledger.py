@@ -121,8 +121,16 @@ def test_release_streams_survive_json(mechanism: object) -> None:
         ({"apart": 1.0, "clips": [[2.0, 16], [2.0, -15]]}, "ledger: clips: expected finite numbers above 0"),
         ({"clips": [[2.0, 10**13]]}, "ledger: clips: expected .*, 16 in all"),
         *(
-            ({"participation": {"name": "fixed", "rounds": 16, "rounds_per_epoch": 8, key: count}}, f"{key} = {count}")
-            for key, count in (("rounds_per_epoch", 0), ("rounds_per_epoch", 1.5), ("rounds", -3), ("rounds", True))
+            (
+                {"participation": {"name": "fixed", "rounds": 16, "rounds_per_epoch": 8, key: count}},
+                f"{key} = {count}",
+            )
+            for key, count in (
+                ("rounds_per_epoch", 0),
+                ("rounds_per_epoch", 1.5),
+                ("rounds", -3),
+                ("rounds", True),
+            )
         ),
     ],
 )

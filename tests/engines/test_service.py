@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
@@ -34,11 +35,13 @@ from fedpriv.addons.services.service import (
     write_heartbeat,
 )
 from fedpriv.addons.services.superlink_process import PathFilter, _make_server_config, _serve_until_signal, _Server
-from fedpriv.claims.outcome import RunObserver
+from fedpriv.claims.outcome import RunObserver, cell_digest
 from fedpriv.core.errors import RunError
 from fedpriv.core.logs import configure_service_logging, log_fields
+from fedpriv.engines.table import LOCAL
 from fedpriv.protocol.cell_folder import FolderReader, report_waiting
 from fedpriv.protocol.frames import send_frame
+from fedpriv.scenario.schema import Cell
 from fedpriv.silo.metrics import open_private_socket
 from tests.engines.builders import Clock, Recorder, refusal, superlink_of
 
@@ -393,3 +396,16 @@ def test_malformed_requests_do_not_stop_the_health_socket(tmp_path: Path) -> Non
                 send_frame(connection, content)
                 assert connection.recv(1) == b""
         assert health(f"unix:{path}").returncode == 0
+
+
+@pytest.mark.parametrize("token", ["", ".", "../shards", "a/b", "\udce9"])
+def test_a_damaged_token_of_a_run_names_no_folder(
+    small_cell: Callable[..., Cell], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, token: str
+) -> None:
+    """The folder of this name has ledgers, and is removed after the run."""
+    monkeypatch.setenv("FEDPRIV_ALLOW_ROOT", "1")
+    folder = tmp_path / "deployment" / cell_digest(small_cell())[:16]
+    folder.mkdir(parents=True)
+    (folder / "token").write_text(token, encoding="utf-8", errors="surrogateescape")
+    with refusal("damaged; it has the name of a run", RunError):
+        next(deployment.run_deployment([small_cell()], RunObserver(), folder=tmp_path, connection=LOCAL))

@@ -4,6 +4,7 @@ Coverage is counted over simulated federations at fixed seeds.  A bound is 4.5 s
 that covers as often as it says fails it with probability 7e-6.
 """
 
+import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from fedpriv.addons.statistics import command
 from fedpriv.addons.statistics.indicators import (
     PRESENT_MOMENT,
     Cells,
@@ -329,3 +331,19 @@ def test_statistics_are_computed_for_a_table_without_a_test_split(tmp_path: Path
     statistics = statistics_of(tree_of(path, data={"name": str(path), "table": schema}))
     assert statistics.unit_count == 60
     assert len(values_of(statistics)) == 3
+
+
+@pytest.mark.parametrize("trust", TRUSTS)
+def test_the_price_of_a_dry_run_is_that_of_the_run_for_persons_in_several_silos(
+    tmp_path: Path, trust: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With an untrusted server a person pays in every silo."""
+    path = tmp_path / "t.csv"
+    write_csv(path, [{**row, "patient": f"{row['hospital']}{n // 7}"} for n, row in enumerate(rows(600))])
+    privacy = {"relation": "replace-one", "mu": 1.0, "unit": "user", "records": 8, "shared": 2}
+    table = {"name": str(path), "table": {**FILLED, "person": "patient"}}
+    plan = tree_of(path, privacy=privacy, data=table, trust=trust)
+    command._print_dry_run(Statistics.from_plan(read_plan(plan)), for_release=False, as_json=True)
+    price = json.loads(capsys.readouterr().out)
+    assert price["mu"] == pytest.approx(1.0, rel=1e-9)
+    assert price["epsilon"] == pytest.approx(4.377, abs=1e-3)

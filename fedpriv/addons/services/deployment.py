@@ -445,7 +445,16 @@ def run_deployment(
         run_folder = folder.resolve() / "deployment" / cell_digest(cell)[:16]
         if not (run_folder / "token").exists():
             write_text(run_folder / "token", secrets.token_hex(16))
-        token = (run_folder / "token").read_text(encoding="utf-8")
+        token = (run_folder / "token").read_text(encoding="utf-8", errors="replace")
+        refuse(
+            # The token names a folder that is removed after the run.
+            {
+                f"{run_folder / 'token'}: damaged; it has the name of a run": not (
+                    token.isalnum() and token.isascii()
+                )
+            },
+            RunError,
+        )
         outcome = FolderReader(run_folder).read_result() if (run_folder / "outcome.json").exists() else None
         if outcome is None:
             clear_reports(run_folder)

@@ -22,11 +22,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from markupsafe import Markup, escape
 
-from fedpriv.accounting.gaussian import epsilon_of
 from fedpriv.addons.statistics.curves import Z
 from fedpriv.addons.statistics.plan import read_plan
 from fedpriv.addons.statistics.tables import TRUSTS, Curve, Statistics, TableResult
 from fedpriv.api.results import RunResults, load_results
+from fedpriv.claims.claim import compute_claim
 from fedpriv.claims.ledger import make_release_streams
 from fedpriv.cli.options import print_table, print_text
 from fedpriv.core.errors import InputError
@@ -386,20 +386,19 @@ def _print_dry_run(stats: Statistics, *, for_release: bool, as_json: bool) -> No
     """Print each table's number of cells, its error under each trust setting, and the price of all tables.
 
     The error is that of the noise in one released number, counted in records or persons, the units of protection:
-    half an interval of 95 % in text, a standard deviation in JSON.  The price is the largest μ of a party's
-    releases under the plan's own trust setting, and its ε: the cost of a run for a unit with records in one silo.
-    If each silo releases its own sums, a unit in `privacy.shared` silos pays more, up to √shared times this μ.
+    half an interval of 95 % in text, a standard deviation in JSON.  The price is that of the run's claim under the
+    plan's own trust setting.
 
     Args:
         stats: Plan and scenario.
         for_release: Whether the noise is that of a release, made of integers, and not of a simulation.
         as_json: Whether JSON is printed in place of text.
     """
-    privacy = stats.cell.privacy
-    tables = list(zip(stats.plan.table, stats.settings.tables, strict=True))
-    # A unit with records in one silo pays for one stream of the release at most.
-    mu = max(stream.mu for stream in make_release_streams(stats.make_plan(for_release=for_release), 1))
-    epsilon, unit = epsilon_of(mu, privacy.delta), privacy.protected_unit.noun
+    privacy, tables = stats.cell.privacy, list(zip(stats.plan.table, stats.settings.tables, strict=True))
+    claim = compute_claim(make_release_streams(stats.make_plan(for_release=for_release), 1))
+    assert claim is not None  # a plan without noise is refused
+    mu, epsilon = claim.guarantee.mu or math.inf, claim.guarantee.epsilon_of(privacy.delta)
+    unit = privacy.protected_unit.noun
     errors = {trust: stats.noise_stds(trust, for_release=for_release) for trust in TRUSTS}
     if as_json:
         table_data = [

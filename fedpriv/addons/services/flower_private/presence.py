@@ -316,8 +316,12 @@ class RunHistory:
         for is_due, event, message in lines:
             is_warning = (event == "waiting" and report.silos) or (event == "ended" and reason)
             if is_due:
-                level = logging.WARNING if is_warning else logging.INFO
-                _log.log(level, "%s", message, extra=log_fields(run, report.rounds, event))
+                _log.log(
+                    logging.WARNING if is_warning else logging.INFO,
+                    "%s",
+                    message,
+                    extra=log_fields(run, report.rounds, event),
+                )
         # Until rounds are logged again, the last logged number of rounds and its time stay.
         self._reports[run] = (
             (report, now) if is_round_due else (last_report._replace(silos=report.silos), last_time)
