@@ -191,7 +191,7 @@ class Objective(Protocol):
     def convex(self) -> bool:
         """Whether every record's loss is convex, with `lipschitz` and `smoothness` valid at every point.
 
-        The value is False if convexity is not known.  Guarantees by contraction depend on it.
+        The value is False if convexity is not known.
         """
         ...
 
@@ -200,7 +200,7 @@ class Objective(Protocol):
         """Radius of a ball around 0 in which every record's loss is convex and the constants are valid.
 
         The run has to start in its center.  The radius is inf if losses are convex everywhere, and 0 if convexity
-        is not known.  Bounds on the excess risk depend on it; guarantees do not.
+        is not known.  Bounds on the excess risk and the guarantee of phased-sgd depend on it.
         """
         ...
 
