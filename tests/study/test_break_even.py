@@ -338,6 +338,30 @@ def test_a_break_even_study_with_too_many_or_negative_splits_or_seeds_is_refused
         joining(path, (1.0,), splits, seeds)
 
 
+@pytest.mark.parametrize(
+    ("key", "values"),
+    [
+        ("privacy.delta", "[1e-9,1e-3]"),  # the result stated the first δ, and the last one won
+        ("data.partition", '["site","iid"]'),
+        ("model.feature_norm", "[1.0,4.0]"),
+    ],
+)
+def test_a_break_even_study_refuses_sweeps_of_the_promise_the_records_and_the_model(
+    tmp_path: Path, key: str, values: str
+) -> None:
+    path = flipped_scenario(tmp_path, "swept", 3, 20)
+    request = joined.JoiningRequest(path, (f"{key}={values}",), ("untrusted",), (1.0,), 0)
+    with pytest.raises(InputError, match=f"sweeps {key}; give one value of it by --set"):
+        joined.study_joining(request)
+
+
+def test_a_break_even_study_that_can_spare_no_record_chooses_no_setting(tmp_path: Path) -> None:
+    path = flipped_scenario(tmp_path, "unspared", 1, 2)
+    request = joined.JoiningRequest(path, ("algorithm.step=[1.0,5.0]",), ("untrusted",), (1.0,), 0)
+    with pytest.raises(InputError, match="no record is spared to choose a setting by"):
+        joined.study_joining(request)
+
+
 @pytest.mark.slow
 def test_the_worth_command_prints_the_epsilon_from_which_joining_may_pay(tmp_path: Path) -> None:
     path = flipped_scenario(tmp_path, "said", 8, 20)

@@ -141,6 +141,20 @@ def test_joining_may_pay_above_the_grid_if_it_loses_on_the_whole_grid(capsys: py
     assert "Joining may pay from ε above 30" in " ".join(capsys.readouterr().out.split())  # before: "pays"
 
 
+def test_the_factor_of_mu_against_a_silo_under_masks_is_rounded_up(capsys: pytest.CaptureFixture[str]) -> None:
+    result = result_of(-0.03, "accuracy")
+    split = result.published
+    by_trust = {
+        name: {"secure-aggregation": getattr(split, name)["untrusted"]}
+        for name in ("released", "recalibrated", "gains")
+    }
+    masked = dataclasses.replace(
+        result, trusts=("secure-aggregation",), published=dataclasses.replace(split, **by_trust)
+    )
+    print_joining(masked, as_json=False, plot=None)
+    assert "against it μ is 1.23 times as large" in " ".join(capsys.readouterr().out.split())  # √1.5 = 1.2247
+
+
 def test_local_scores_of_two_models_with_one_seed_are_both_printed(capsys: pytest.CaptureFixture[str]) -> None:
     """The JSON had one entry a seed, so that of two models only one was there."""
     cells = [added_cell("two-models", 2, 20, 1.0, model={"feature_norm": norm}) for norm in (4.0, 8.0)]

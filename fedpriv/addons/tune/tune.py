@@ -231,7 +231,7 @@ def _check_partition(cell: Cell) -> None:
 
 
 def _check_same_promise(cell: Cell, trial: Cell, held_out: HeldOut) -> None:
-    """Check that a trial has the promise that is charged, and the same held-out records.
+    """Check that a trial has the promise that is charged, and the same number of held-out records.
 
     Guarantee: relation, unit, target, sampling and the party that adds the noise are the scenario's, so that a
     price for the scenario's promise is one for every trial; a record moves a score by 1/`held_out.count` at most.
@@ -440,7 +440,7 @@ def table_lines(choices: Sequence[TuningChoice]) -> list[tuple[str, ...]]:
 
 
 def warn_of_edges(choices: Sequence[TuningChoice]) -> list[str]:
-    """Return a warning for each key and value chosen that is the smallest or largest number of its grid."""
+    """Return a warning for each key and chosen number at an end of the key's values."""
     at_edges = [position for choice in choices for position in _find_positions(choice) if position.is_edge]
     counts = Counter((position.key, position.value) for position in at_edges)
     return [
@@ -450,7 +450,7 @@ def warn_of_edges(choices: Sequence[TuningChoice]) -> list[str]:
 
 
 def describe_costs(choices: Sequence[TuningChoice], delta: float) -> list[str]:
-    """Describe the cost of each private choice, alone and with one run of its row.
+    """Describe the cost of each private choice, alone and with one run of its row, and caveats.
 
     Rows of the same cost have one sentence.  If no choice is private, the text says that no ε covers them.
     """

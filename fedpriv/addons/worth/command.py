@@ -171,9 +171,10 @@ def _print_run_folder(folder: Path, request: WorthRequest) -> None:
 
 
 def _fill_cache(cells: Sequence[Cell], request: WorthRequest) -> None:
-    """Compute and print the local models' scores, once for all cells with the same records and model.
+    """Compute and print the local models' scores, once for all cells with the same cache key.
 
-    Computing them stores them in the user's cache, where tables of results find them.
+    Cells whose records have no source that identifies them have no key, and are fitted one by one.  Computing
+    scores stores them in the user's cache, where tables of results find those of cells with a key.
     """
     cells_by_key = {cache_key(cell) or index: cell for index, cell in enumerate(cells)}
     all_references = (
@@ -200,8 +201,9 @@ def _fill_cache(cells: Sequence[Cell], request: WorthRequest) -> None:
 def _reference_lines(seeds: Sequence[References], request: WorthRequest) -> list[list[str]]:
     """Return a head and the table lines of the local models and of a constant, as means over seeds.
 
-    A line of the best learners follows if they were requested and tried.  A line of balanced scores, which are
-    mean accuracies over classes, follows if at some silo more than 90 % of the training records are of one class.
+    A line of the best learners follows if they were requested and tried.  A line of balanced scores follows if at
+    some silo more than 90 % of the training records are of one class.  A balanced score is the mean accuracy over
+    classes at such a silo, and the score at others.
 
     Args:
         seeds: References for each seed, of which the first decides the metric.

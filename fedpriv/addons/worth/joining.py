@@ -5,9 +5,9 @@ and the others are drawn.  A local model is fitted by one silo to its own traini
 its score at a silo minus that of the local model.  A cell is one run, with every key of its scenario resolved.
 
 For each split, trust setting, ε and noise seed there is a model of one cell, which is judged on the test records
-of silos.  If the scenario sweeps other keys, these are settings, and the best one is chosen on spared training
-records.  The candidates at ε include the settings at each smaller ε of the grid, since a guarantee for a smaller ε
-holds for a larger one, too.
+of silos.  If the scenario sweeps other keys, their values are settings, and the best one is chosen on spared
+training records.  The candidates at ε include the settings at each smaller ε of the grid, since a guarantee for a
+smaller ε holds for a larger one, too.
 
 The result of a split is stored in the user's cache, so that an interrupted study can be continued.
 """
@@ -109,7 +109,7 @@ class SplitGains:
     The settings are those of the first trust setting and the largest ε.
     """
     pooled: float
-    """Gain of the model that is fitted to the records of all silos without noise."""
+    """Gain of the pooled model, fitted without noise to the records of all silos that have test records."""
     own_intercept: float
     """Gain of the pooled model after silos fit its intercepts and scale to their records, without noise."""
     ratio: float
@@ -135,7 +135,7 @@ class JoiningResult:
     metric: str
     """Name of the score, "accuracy" or "-loss", which is larger for a better model."""
     records: int
-    """Median over silos of the number of training records."""
+    """Median number of training records of the silos with local models, rounded down."""
     trusts: tuple[str, ...]
     """Trust settings that were compared."""
     monotone: bool
@@ -181,16 +181,17 @@ class JoiningResult:
 
     def verdict(self, break_even: BreakEven) -> str:
         """Describe a break-even, by the gains of the settings without noise and of the pooled model."""
-        grid = np.array(self.request.epsilons)
-        return describe_break_even(break_even, grid, self.mean_of("noiseless"), self.mean_of("pooled"))
+        return describe_break_even(
+            break_even, np.array(self.request.epsilons), self.mean_of("noiseless"), self.mean_of("pooled")
+        )
 
 
 @limit_to_one_thread()
 def study_joining(request: JoiningRequest, report_progress: ProgressCallback = lambda _: None) -> JoiningResult:
     """Run the grid of a request for each split, and compare its models with the silos' local models.
 
-    The grid has a run for each trust setting, ε and noise seed.  Split 0 is the published one.  Splits in the
-    user's cache are read and not run.
+    The grid has a run for each trust setting, ε, noise seed and combination of other swept keys.  Split 0 is the
+    published one.  Splits in the user's cache are read and not run.
 
     Args:
         request: Scenario, grid and numbers of splits and seeds.
@@ -274,11 +275,14 @@ def _load_grid(request: JoiningRequest, trust: str, split: int | None, spared: f
         spared: Fraction of the training records that runs do not read, or None for the scenario's own.
 
     Raises:
-        InputError: The scenario cannot be run with the grid, or sweeps another target of privacy.
+        InputError: The scenario cannot be run with the grid, or sweeps records, silos, clients, the model or a
+            promise of privacy other than ε.
     """
     loaded = load_scenario(request.scenario, request.overrides)
-    seeds = loaded.seeds[: request.seeds]
-    seeds += [max(loaded.seeds) + offset for offset in range(1, request.seeds - len(seeds) + 1)]
+    seeds = [
+        *loaded.seeds[: request.seeds],
+        *(max(loaded.seeds) + offset for offset in range(1, request.seeds - len(loaded.seeds) + 1)),
+    ]
     keys = [
         f'{_TRUST_KEY}=["{trust}"]',
         f"{_EPSILON_KEY}={list(request.epsilons)}",
@@ -288,8 +292,15 @@ def _load_grid(request: JoiningRequest, trust: str, split: int | None, spared: f
         *([] if spared is None else [f"data.spared={spared}"]),
     ]
     grid = load_scenario(request.scenario, [*request.overrides, *keys])
-    if any(f"privacy.{target}" in grid.axes for target in PRIVACY_TARGETS if target != "epsilon"):
-        raise InputError(f"{request.scenario}: sweeps another target of privacy than epsilon; leave it out")
+    # Local models, test records and δ are those of the first cell, so that settings may not differ in these.
+    if refused_keys := [
+        key
+        for key, values in grid.axes.items()
+        if key.startswith(("data.", "model.", "privacy.", "federation.silos", "federation.clients"))
+        and key != _EPSILON_KEY
+        and len(values) > 1
+    ]:
+        raise InputError(f"{request.scenario}: sweeps {refused_keys[0]}; give one value of it by --set")
     return grid
 
 
@@ -302,8 +313,8 @@ def _run_split(
 ) -> SplitGains:
     """Run the grid of one split on all trust settings, or read the result from the cache.
 
-    The models that are compared are those of the chosen cells, the personal models if they are requested, and a
-    model of all silos' records together.  The cells of the first trust setting and the largest ε are also run
+    The models that are compared are those of the chosen cells, the personal models if they are requested, and the
+    pooled model.  The cells of the first trust setting and the largest ε are also run
     without noise.  An evaluator for each noise seed compares a model with the silos' local models.
 
     Args:
@@ -465,7 +476,8 @@ def _choose_cells(
         be smaller than that of the grid.
 
     Raises:
-        InputError: A candidate cannot be run, as in a partition that cannot spare records, or its run fails.
+        InputError: A candidate cannot be run, as in a partition that cannot spare records, its run fails, or no
+            record is spared.
     """
     chosen_cells: ChosenCells = {}
     for trust in trusts:
@@ -498,12 +510,17 @@ def _score_on_spared(evaluator: GainEvaluator, cell: Cell, model: Floats) -> flo
     """Return the mean score on training records that the candidate did not read.
 
     The mean is over the silos that have such records.
+
+    Raises:
+        InputError: No silo has such records.
     """
     spared = [
         Records(*(column[np.flatnonzero(~is_seen)] for column in silo.train))
         for silo, is_seen in zip(evaluator.silos, find_seen_rows(cell, evaluator.silos), strict=True)
         if is_seen is not None and not is_seen.all()
     ]
+    if not spared:
+        raise InputError("worth: no record is spared to choose a setting by; give each swept key one value")
     return float(np.mean([score_model(evaluator.objective, model, records) for records in spared]))
 
 

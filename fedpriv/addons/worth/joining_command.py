@@ -2,8 +2,8 @@
 
 The chart shows the mean gain over the local models against ε.  A local model is fitted by one silo to its own
 records.  A split is a division of the records into training and test records: the published one is the scenario's
-own, and others are drawn.  The break-even is the ε from which the mean gain stays at or above
-0.  If settings are chosen at each ε, a non-decreasing curve that is fitted to the mean gains takes their place.
+own, and others are drawn.  The break-even is the ε from which the mean gain stays at or above 0.  If settings are
+chosen at each ε, a non-decreasing curve that is fitted to the mean gains takes their place.
 """
 
 import json
@@ -96,7 +96,7 @@ def _table_lines(result: JoiningResult) -> list[list[str]]:
     the recalibrated ones (intercepts and scale fitted by each silo to its records), and the gain over the local
     models with its standard error, 95 % interval and standard deviation over noise seeds.  Then come the fraction
     of silos that gain, and the fraction that would gain by chance.  With personal models a line also has their
-    gain, and with drawn splits the gain in the published split.
+    gain with its standard error, and with drawn splits the gain in the published split.
     """
     local_score, (scale, digits) = result.mean_of("alone"), scale_of(result.metric)
 
@@ -234,7 +234,7 @@ def _notes(result: JoiningResult) -> list[str]:
         factor = (result.silos / (result.silos - 1)) ** 0.5 if result.silos > 1 else 1.0
         notes.append(
             "With masks ε is against the server; "
-            f"a silo knows its own share, and against it μ is {factor:.3g} times as large."
+            f"a silo knows its own share, and against it μ is {format_upper(factor, 3)} times as large."
         )
     by_accuracy = f"if models differ on {_DISAGREEMENT_RATE:.0%} of the test records"
     by_loss = "one silo in two, since losses are never alike"
