@@ -85,6 +85,18 @@ def test_the_pull_weight_is_chosen_on_held_out_records_if_given_and_else_by_fold
     assert "folds of records that the release has read" in refine(policy, scenario, "--model", model).output
 
 
+def test_no_folds_or_few_records_are_named_if_all_records_are_of_one_person(tmp_path: Path) -> None:
+    policy, scenario, model = silo_at(tmp_path, 20)
+    arrays = {**np.load(tmp_path / "shard-0.npz"), "persons": np.zeros(20, int), "test_persons": np.ones(200, int)}
+    np.savez(tmp_path / "shard-0.npz", **arrays)
+    more = {"features": arrays["features"], "labels": arrays["labels"], "persons": arrays["persons"]}
+    np.savez(tmp_path / "more.npz", **more)
+    (tmp_path / "more.npz").chmod(0o600)
+    text = refine(policy, scenario, "--model", model, "--held-out", tmp_path / "more.npz").output
+    assert "chosen on nothing, because all records are of one person" in text
+    assert "fewer than 10" not in text
+
+
 @pytest.mark.slow
 def test_the_learning_curve_of_a_local_model_needs_no_released_model(tmp_path: Path) -> None:
     policy, scenario, _ = silo_at(tmp_path)
@@ -111,11 +123,15 @@ def test_unusable_models_held_out_files_and_folders_are_refused_by_refine_in_one
     ):
         np.save(tmp_path / f"{name}.npy", released, allow_pickle=True)
         assert line in say("--model", tmp_path / f"{name}.npy")
+    for shape in ((10**30,), (10**15,)):
+        with (tmp_path / "huge.npy").open("wb") as file:
+            np.lib.format.write_array_header_1_0(file, {"descr": "<f8", "fortran_order": False, "shape": shape})
+        assert "huge.npy: not a released model" in say("--model", tmp_path / "huge.npy")
     np.savez(tmp_path / "wide.npz", features=np.zeros((9, 30)), labels=np.arange(9) % 2)
     (tmp_path / "wide.npz").chmod(0o600)
     assert "another shape" in say("--model", model, "--held-out", tmp_path / "wide.npz")
     (tmp_path / "open").mkdir(mode=0o755)
-    assert "others may read it" in say("--model", model, "--out", tmp_path / "open")
+    assert "another user owns it or has access to it" in say("--model", model, "--out", tmp_path / "open")
     (tmp_path / "shard-0.npz").chmod(0o644)
     assert "shard-0.npz" in say("--model", model)
 

@@ -266,3 +266,37 @@ def test_the_worth_command_reports_hazard_models_by_negative_loss(tmp_path: Path
     text = invoke("worth", results.folder).stdout
     assert "-loss" in text
     assert re.search(r"each silo alone, nothing released +-\d\.\d{4}", text)
+
+
+@pytest.mark.slow
+def test_boosted_trees_are_tried_with_one_record_of_a_class_among_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With more than 10,000 records they would stop early on a sample that needs two records of each class."""
+    ridges = pytest.importorskip("sklearn.kernel_ridge", reason="needs pip install 'fedpriv[learners]'")
+
+    class Zeros:
+        """No kernel of 10,000 records, which would take a minute."""
+
+        def __init__(self, **_: object) -> None: ...
+
+        def fit(self, *_: object) -> "Zeros":
+            return self
+
+        def predict(self, queries: Any) -> Any:
+            return np.zeros((len(queries), 2))
+
+    monkeypatch.setattr(ridges, "KernelRidge", Zeros)
+    objective, held = first_silo(added_cell("rare", 2, 60, 1.0))
+    features = torch.from_numpy(np.random.default_rng(0).standard_normal((12_600, 21)))
+    train = Records(features, (torch.arange(12_600) == 7).long())
+    silo = SiloRecords(0, "silo 0", train, np.arange(12_600), held.test)
+    local = fits.fitted(objective, train, 1.0)
+    assert 0.0 <= fits.score_best_learner(objective, silo, 0, local)[0] <= 1.0
+
+
+def test_a_damaged_model_of_a_run_is_refused_in_one_line(tmp_path: Path) -> None:
+    results = fedpriv.run(added_cell("damaged", 2, 40).canonical_data(), out=tmp_path / "run")
+    claims = read_claims(results.folder)
+    with (results.folder / claims.cells[0]["model"]).open("wb") as file:
+        np.lib.format.write_array_header_1_0(file, {"descr": "<f8", "fortran_order": False, "shape": (10**30,)})
+    with pytest.raises(InputError, match="cannot be read"):
+        worth.compare_run(results.folder, claims)

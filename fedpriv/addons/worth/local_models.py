@@ -5,9 +5,9 @@ over the silo's n training records, mostly without a penalty of intercepts (`mak
 adds (λ/2) ‖x - x̂‖² for the released x̂, so that λ = 0 gives the local model and λ = ∞ gives x̂. κ and λ are
 chosen on held-out records, if there are enough of them.
 
-Folds are parts of the training records, which are held out of a fit to judge it.  A unit is what is protected: a
-record, or a person, whose records are in one fold.  A regression of hazards predicts the probability of an event
-in each bin of time.
+Folds are parts of the training records, which are held out of a fit to judge it.  A unit is a record, or
+a person, whose records are in one fold.  A regression of hazards predicts the probability of an event in each bin
+of time, given that the bins before had none.
 
 Not private: everything here is a function of the records, and in a deployment none of it leaves a silo.
 """
@@ -81,7 +81,7 @@ _CURVATURE = 0.01
 The guess decides coordinates of the solver: how many steps a fit takes, and where within the tolerance it ends.
 """
 _FIT_TOLERANCE, ROUGH_TOLERANCE = 1e-6, 1e-4
-"""Largest gradient entry, relative to that at x = 0, at which a fit and a rough fit on a fold end."""
+"""Largest gradient entry, relative to that at x = 0, at which a fit and a rough fit end."""
 _INTERCEPT_PENALTY = 1e-3
 """Public penalty of scale and intercepts in a recalibration, for records of one class, too."""
 
@@ -176,7 +176,7 @@ def _find_basis(records: Records, penalty: Floats) -> Floats | None:
 
     Rows of x and u are outputs.  B is the inverse of the Cholesky factor L of L Lᵀ = c AᵀA/n + diag(p), with A (n,
     features) the features of the n records, c = 0.01 a guess of the loss's curvature, and p the penalty of an
-    output's parameters.  The result is None if there are more than 4,000 features.
+    output's parameters plus 1e-9.  The result is None if there are more than 4,000 features.
 
     Args:
         records: Training records.
@@ -185,7 +185,7 @@ def _find_basis(records: Records, penalty: Floats) -> Floats | None:
     width = records.features.shape[-1]
     if width > _MAX_BASIS_FEATURES:
         return None
-    # In float32 the moments of columns that are nearly collinear have no Cholesky factor.
+    # In float32 the moments of columns that are nearly collinear may have no Cholesky factor.
     moments = ((features := records.features.double()).mT @ features).numpy() / len(records.labels)
     return np.asarray(np.linalg.inv(np.linalg.cholesky(_CURVATURE * moments + np.diag(penalty[:width] + 1e-9))))
 
@@ -240,7 +240,7 @@ def choose_penalty(objective: Objective, silo: SiloRecords, seed: int) -> float:
     The candidates are `PENALTIES`.  Models are fitted without the records of a fold and judged on these, for each
     of five folds, or for one of them with more than 5,000 records.  A silo gets the largest candidate without
     folds if it has fewer than 5 units, fewer than 5 records of a class that occurs, or one class only.  The last
-    two do not matter for hazards.
+    two matter for classes only, and not for hazards.
 
     Args:
         objective: Loss f of linear scores.
@@ -352,7 +352,10 @@ class PersonalModel(NamedTuple):
     pull_weight: float
     """λ."""
     judged: Literal["spared", "folds"]
-    """Records by which λ was chosen: training records that the release has not read, or folds."""
+    """Records by which λ was chosen: training records that the release has not read, or folds.
+
+    A silo with one unit has "folds", although its λ is 0 without a choice.
+    """
 
 
 def fit_personal_model(
@@ -429,7 +432,7 @@ def score_best_learner(objective: Objective, silo: SiloRecords, seed: int, local
     The learners are the local model ("the model"), six settings of kernel ridge regression, and boosted trees.
     The best one has the largest sum of scores on held-out folds of the training records, and is then fitted to all
     of them.  A score is the accuracy, or for a regression minus half the mean squared error.  With training
-    records of one class, or fewer than 10 of them, the local model is taken without folds.
+    records of one class or of one unit, or fewer than 10 of them, the local model is taken.
 
     Args:
         objective: Loss of linear scores.
@@ -483,11 +486,15 @@ def score_best_learner(objective: Objective, silo: SiloRecords, seed: int, local
 
         return predict
 
-    # Boosted trees have one setting, and the same form of a function.
+    # Boosted trees have one setting, and the same form of a function.  With more than 10,000 records
+    # they stop early, on a stratified sample, which needs two records of each class.
     def trees(train: Floats, train_labels: NDArray[Any], queries: Floats) -> NDArray[Any]:
         name = f"HistGradientBoosting{'Regressor' if is_regression else 'Classifier'}"
+        stopping = "auto" if is_regression or np.unique(train_labels, return_counts=True)[1].min() > 1 else False
         return np.asarray(
-            getattr(ensemble, name)(max_iter=100, random_state=0).fit(train, train_labels).predict(queries)
+            getattr(ensemble, name)(max_iter=100, random_state=0, early_stopping=stopping)
+            .fit(train, train_labels)
+            .predict(queries)
         )
 
     def score(prediction: NDArray[Any], truth: NDArray[Any]) -> float:
@@ -503,13 +510,14 @@ def score_best_learner(objective: Objective, silo: SiloRecords, seed: int, local
     candidates = {**learners, "boosted trees": trees}
     scores = dict.fromkeys(["the model", *candidates], 0.0)
     # Judge every learner on the same folds, and then the best one on the test records.
-    with pools.threadpool_limits(1):  # limits the threads of the learners, not of torch
+    with pools.threadpool_limits(1):  # limits the threads of the learners
         for is_held_out in _held_out_masks(silo, seed):
             train_part = Records(*(column[torch.from_numpy(~is_held_out)] for column in silo.train))
             test_part = Records(*(column[torch.from_numpy(is_held_out)] for column in silo.train))
             fold_records = SiloRecords(silo.silo, silo.name, train_part, silo.units[~is_held_out], test_part)
-            point, _ = fit_local_model(objective, fold_records, seed)
-            scores["the model"] += score_model(objective, point, test_part)
+            scores["the model"] += score_model(
+                objective, fit_local_model(objective, fold_records, seed)[0], test_part
+            )
             for name, predict in candidates.items():
                 scores[name] += score(
                     predict(features[~is_held_out], labels[~is_held_out], features[is_held_out]),

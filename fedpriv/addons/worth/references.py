@@ -36,7 +36,7 @@ from fedpriv.study.results import Results
 
 FORMAT = 2
 MAX_REFERENCE_SILOS = 16
-"""Most silos with a local model.  In a larger federation they are drawn by a public seed."""
+"""Most silos with a local model.  If more silos have training and test records, a public seed draws them."""
 
 ONE_CLASS_SHARE = 0.9
 """Share of one class above which accuracy says little about a silo."""
@@ -57,7 +57,7 @@ class LocalModelScores:
     score: float
     """Accuracy in [0, 1], or the negative mean loss of a regression or of hazards."""
     constant: float
-    """Score of a constant prediction: the class of most training records, their mean, or constant hazards."""
+    """Score of a constant prediction: the most frequent training label, their mean, or constant hazards."""
     penalty: float
     """Penalty κ of the fit."""
     majority: float
@@ -147,7 +147,7 @@ def _data_source(name: str) -> str | None:
 
 @lru_cache(maxsize=16)  # table and printed text ask for each seed of a sweep
 def _digest_file(name: str, facts: tuple[int, ...]) -> str | None:
-    """Return SHA-256 of a regular file as hexadecimal text, or None for another kind of file.
+    """Return SHA-256 of a regular file as hexadecimal text, or None for a device or a pipe.
 
     The cache has the digests of the last 16 files.
 
@@ -156,7 +156,7 @@ def _digest_file(name: str, facts: tuple[int, ...]) -> str | None:
         facts: Device, inode, size and times of the file (`_file_facts`), so that a changed file is read again.
 
     Raises:
-        OSError: The file cannot be read, or has other facts by now.
+        OSError: The file cannot be read, is a folder, or has other facts by now.
     """
     with open(os.open(name, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)), "rb") as file:
         status = os.fstat(file.fileno())
@@ -172,7 +172,7 @@ def _file_facts(status: os.stat_result) -> tuple[int, ...]:
 
 
 def cache_folder(kind: str) -> Path:
-    """Return a folder of the user's cache for facts about records, created with access for its owner only."""
+    """Return a folder of the user's cache for facts about records, with access for its owner only."""
     folder = default_data_root().parent / kind
     folder.mkdir(parents=True, exist_ok=True)
     folder.chmod(0o700)
@@ -308,8 +308,8 @@ def _local_models_text(
 ) -> str:
     """Return the local models' metric at the points with the values `fixed`, or "" if none is cached.
 
-    A point has the mean over its seeds, and a seed the mean over its silos.  The text is a range if points have
-    different values.  It is "" for a metric other than that of the references.
+    A point has the mean over its seeds, and a seed the mean over its silos.  The text is a range if the values of
+    points differ in the digits shown.  It is "" for a metric other than that of the references.
 
     Args:
         results: Results of the run.

@@ -136,7 +136,9 @@ def load_home_data(policy: Policy, cell: Cell, held_out: Path | None) -> HomeDat
     inputs, first = _model_inputs(cell), shards[0]
     objective = inputs.make_objective(inputs.make_layout(first.images, first.labels, classes), classes)
     if fast_paths(objective).linear is None:
-        raise InputError(f"model.name = {cell.model.name!r}: refines models of linear scores alone so far")
+        raise InputError(
+            f"model.name = {cell.model.name!r}: refines models of linear scores without a penalty so far"
+        )
     return HomeData(
         objective, SiloRecords(policy.silo, f"silo {policy.silo}", train, units, test), read_by_guard, cell.seed
     )
@@ -167,7 +169,7 @@ def read_released_model(path: Path, home: HomeData) -> Floats:
     """
     try:
         model = np.load(path, allow_pickle=False)
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+    except (OSError, ValueError, EOFError, OverflowError, MemoryError, zipfile.BadZipFile) as error:
         raise InputError(f"{path}: not a released model, an array in .npy ({error})") from None
     expected_shape = (home.objective.dimension,)
     if not isinstance(model, np.ndarray) or model.shape != expected_shape or model.dtype.kind != "f":
@@ -251,8 +253,8 @@ def write_model(folder: Path, name: str, point: Floats) -> Path:
         raise InputError(f"--out {folder}: {error.strerror}") from None
     if status.st_uid != os.getuid() or stat.S_IMODE(status.st_mode) & 0o077:
         raise InputError(
-            f"--out {folder}: others may read it, and a refined model gives this silo's records away; "
-            "chmod 700 it, or name a new folder"
+            f"--out {folder}: another user owns it or has access to it, and a refined model gives this silo's "
+            "records away; chmod 700 it, or name a new folder"
         )
     if (folder / "results.json").exists():
         raise InputError(f"--out {folder}: is the folder of a run; name a folder of this silo's own")
@@ -317,8 +319,13 @@ def print_refined(
     noise = "their spread over records" if _metric_name(home) == "-loss" else errors
     judged = "records that the release has not read"
     if refined.personal_model.judged == "folds":
-        judged = "folds of records that the release has read, which favours it"
-        judged += ", because --held-out has fewer than 10 records" * (held_out is not None)
+        few = held_out is not None and int((~home.read_by_guard).sum()) < 10
+        judged = (
+            "nothing, because all records are of one person"
+            if len(np.unique(home.silo_records.units)) < 2
+            else "folds of records that the release has read, which favours it"
+            + ", because --held-out has fewer than 10 records" * few
+        )
     sys.stdout.write(
         f"personal: pulled with lambda = {refined.personal_model.pull_weight:g} "
         f"(0 is alone, inf the released model), chosen on {judged}, one standard error towards alone.\n"

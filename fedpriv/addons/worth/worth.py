@@ -87,7 +87,7 @@ class Gains:
     balanced: tuple[float, ...]
     """Score of the released model.
 
-    At a silo with more than 90 % of one class it is the mean accuracy over classes.
+    At a silo with more than 90 % of its training records in one class it is the mean accuracy over classes.
     """
     personal: tuple[float, ...] = ()
     """Scores of the personal models, empty if they were not requested."""
@@ -96,7 +96,7 @@ class Gains:
     judged: str = ""
     """Records by which the personal λ were chosen.
 
-    The text is "spared", or "folds" if any silo used folds, or "" without personal models.
+    The text is "spared" if all silos used spared records, otherwise "folds", or "" without personal models.
     """
 
     @property
@@ -117,7 +117,7 @@ def load_silo_records(cell: Cell, max_silos: int = MAX_REFERENCE_SILOS) -> tuple
 
     Raises:
         InputError: Units are clients, a record has several labels, no silo has records of both kinds, or records
-            cannot be loaded.
+            cannot be loaded or partitioned.
     """
     if cell.privacy.protected_unit.name == CLIENT.name:
         raise InputError("privacy.unit = client: a client alone has too few records; worth is for silos")
@@ -225,8 +225,8 @@ def find_linear_objective(cell: Cell) -> Objective:
     A hazard regression is returned as `LinearHazards`, the view that makes it one convex problem.
 
     Raises:
-        InputError: The loss is not a function of linear scores, so that its fit is not one convex problem, or the
-            cell's records cannot be loaded.
+        InputError: The loss is not a function of linear scores, or has a penalty, or the cell's records cannot be
+            loaded.
     """
     objective = load_task(cell).objective
     while isinstance(objective, View):
@@ -237,7 +237,7 @@ def find_linear_objective(cell: Cell) -> Objective:
         return hazards
     raise InputError(
         f"model.name = {cell.model.name!r}: worth fits models of linear scores alone so far (softmax, logistic "
-        "and hazard regression, least squares)"
+        "and hazard regression, least squares), without model.penalty"
     )
 
 
@@ -248,15 +248,15 @@ def compute_references(
     """Fit and judge the local models of up to 16 silos, or read the scores from the user's cache.
 
     A silo's row has the score of its local model and of a constant prediction, the penalty κ of the fit, and the
-    share of the largest class among its training records, or 0 for a regression.  Where this share is above 90 %,
-    the row also has the mean accuracy over classes.
+    share of the largest class among its training records, or 0 for a regression and for hazards.  Where this share
+    is above 90 %, the row also has the mean accuracy over classes.
 
     Spared records are training records here, too.
 
     Args:
         cell: A cell of a scenario.
         with_any_learner: Also try learners of scikit-learn.
-        report_progress: Receives a line of text for each silo.
+        report_progress: Receives a line of text for each silo, unless the scores are in the cache.
 
     Returns:
         Scores of the local models, also stored in the cache.
@@ -384,8 +384,8 @@ class GainEvaluator:
             cell: Cell of the run, whose `data.spared` tells which records the release has read.
 
         Returns:
-            The score and the λ of each silo's model, and the kind of records by which λ was chosen: "spared", or
-            "folds" if any silo used folds.
+            The score and the λ of each silo's model, and the kind of records by which λ was chosen: "spared" if
+            all silos used spared records, otherwise "folds".
         """
         models = [
             fit_personal_model(self.objective, records, released, self.cell.seed, local.penalty, is_seen)
@@ -440,7 +440,7 @@ def find_seen_rows(cell: Cell, silos: Sequence[SiloRecords]) -> list[NDArray[np.
         silos: Silos, with all n of their training records.
 
     Returns:
-        A mask (n,) for each silo, or None for each silo if the release has read all.
+        A mask (n,) for each silo, or None for each silo if the cell has no `data.spared`.
     """
     if cell.data.spared is None:
         return [None for _ in silos]
@@ -571,7 +571,15 @@ def compare_run(
         for index in indices:
             try:
                 released = np.load(folder / results.cells[index]["model"], allow_pickle=False).astype(np.float64)
-            except (OSError, ValueError, EOFError, AttributeError, zipfile.BadZipFile) as error:
+            except (
+                OSError,
+                ValueError,
+                EOFError,
+                AttributeError,
+                OverflowError,
+                MemoryError,
+                zipfile.BadZipFile,
+            ) as error:
                 raise InputError(
                     f"{folder / results.cells[index]['model']}: the model of a cell cannot be read: {error}"
                 ) from None
