@@ -85,9 +85,10 @@ def test_the_pull_weight_is_chosen_on_held_out_records_if_given_and_else_by_fold
     assert "folds of records that the release has read" in refine(policy, scenario, "--model", model).output
 
 
-def test_no_folds_or_few_records_are_named_if_all_records_are_of_one_person(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", [7, "é", "é".encode()])
+def test_no_folds_or_few_records_are_named_if_all_records_are_of_one_person(tmp_path: Path, name: Any) -> None:
     policy, scenario, model = silo_at(tmp_path, 20)
-    arrays = {**np.load(tmp_path / "shard-0.npz"), "persons": np.zeros(20, int), "test_persons": np.ones(200, int)}
+    arrays = {**np.load(tmp_path / "shard-0.npz"), "persons": np.array([name] * 20)}
     np.savez(tmp_path / "shard-0.npz", **arrays)
     more = {"features": arrays["features"], "labels": arrays["labels"], "persons": arrays["persons"]}
     np.savez(tmp_path / "more.npz", **more)

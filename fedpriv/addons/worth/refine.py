@@ -123,8 +123,11 @@ def load_home_data(policy: Policy, cell: Cell, held_out: Path | None) -> HomeDat
     units = np.arange(len(train.labels))
     if all(shard.persons is not None for shard in shards):
         person_columns = [
-            np.asarray(shard.persons)[rows].astype(np.str_)
+            np.char.decode(persons, "utf-8", "backslashreplace")
+            if persons.dtype.kind == "S"
+            else persons.astype(np.str_)
             for shard, (_, rows) in zip(shards, shard_records, strict=True)
+            for persons in [np.asarray(shard.persons)[rows]]
         ]
         units = np.unique(np.concatenate(person_columns), return_inverse=True)[1].ravel()
     read_by_guard = np.concatenate(
@@ -245,6 +248,7 @@ def write_model(folder: Path, name: str, point: Floats) -> Path:
     Raises:
         InputError: Another user owns the folder or has access to it, it cannot be made, or it is the folder of a
             run.
+        OSError: The file cannot be written.
     """
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
