@@ -131,7 +131,8 @@ def fit_model(
         pull: Weight λ and released model x̂, or None for no pull.  For λ = ∞ the result is x̂ itself.
 
     Returns:
-        Parameters x (d,), float64.
+        Parameters x (d,), float64.  For a loss that is not convex, as of a sigmoid regression, they may be at a
+        local minimum.
     """
     if pull is not None and math.isinf(pull.weight):
         return pull.released.copy()

@@ -285,6 +285,7 @@ def print_refined(
 
     Raises:
         InputError: Options do not fit together, or a file or the folder `out` cannot be used.
+        OSError: The personal model cannot be written.
     """
     if (model is None) != only_curve:
         raise InputError(

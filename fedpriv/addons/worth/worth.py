@@ -236,8 +236,8 @@ def find_linear_objective(cell: Cell) -> Objective:
     if (hazards := find_linear_hazards(objective)) is not None:
         return hazards
     raise InputError(
-        f"model.name = {cell.model.name!r}: worth fits models of linear scores alone so far (softmax, logistic "
-        "and hazard regression, least squares), without model.penalty"
+        f"model.name = {cell.model.name!r}: worth fits models of linear scores alone so far (softmax, logistic, "
+        "sigmoid and hazard regression, least squares), without model.penalty"
     )
 
 
