@@ -275,8 +275,7 @@ def _load_grid(request: JoiningRequest, trust: str, split: int | None, spared: f
         spared: Fraction of the training records that runs do not read, or None for the scenario's own.
 
     Raises:
-        InputError: The scenario cannot be run with the grid, or sweeps records, silos, clients, the model or a
-            promise of privacy other than ε.
+        InputError: The scenario cannot be run with the grid, or its settings differ in records, model or privacy.
     """
     loaded = load_scenario(request.scenario, request.overrides)
     seeds = [
@@ -292,15 +291,26 @@ def _load_grid(request: JoiningRequest, trust: str, split: int | None, spared: f
         *([] if spared is None else [f"data.spared={spared}"]),
     ]
     grid = load_scenario(request.scenario, [*request.overrides, *keys])
-    # Local models, test records and δ are those of the first cell, so that settings may not differ in these.
-    if refused_keys := [
-        key
-        for key, values in grid.axes.items()
-        if key.startswith(("data.", "model.", "privacy.", "federation.silos", "federation.clients"))
-        and key != _EPSILON_KEY
-        and len(values) > 1
-    ]:
-        raise InputError(f"{request.scenario}: sweeps {refused_keys[0]}; give one value of it by --set")
+    # Silos' records, local models and δ are those of the first cell, so that settings may not differ in these.
+    fixed_keys = {
+        json.dumps(
+            [
+                cell.seed,
+                tree["data"],
+                tree["model"],
+                {key: value for key, value in tree["privacy"].items() if key != "epsilon"},
+                [cell.schedule.batches_per_silo * batch for batch in cell.batch_sizes],
+                cell.federation.clients,
+            ],
+            sort_keys=True,
+        )
+        for cell, tree in ((point.cell, point.cell.canonical_data()) for point in grid.points)
+    }
+    if len(fixed_keys) > len(grid.seeds):
+        raise InputError(
+            f"{request.scenario}: settings to choose from differ in [data], [model], silos' numbers of records "
+            "or [privacy]; give swept keys that change these one value each by --set"
+        )
     return grid
 
 
@@ -551,9 +561,8 @@ def _personal_gains(
         InputError: A cell cannot be run without a fifth of the records, or a run fails.
     """
     can_spare = cells[trusts[0]][next(iter(cells[trusts[0]]))].data.partition in ("iid", "site")
-    gains, kinds = {}, set()
+    gains, kinds = {trust: np.empty((len(request.epsilons), len(evaluators))) for trust in trusts}, set()
     for trust in trusts:
-        gains[trust] = np.empty((len(request.epsilons), len(evaluators)))
         for row, epsilon in enumerate(request.epsilons):
             for column, (seed, evaluator) in enumerate(evaluators.items()):
                 cell = cells[trust][chosen_cells[trust][epsilon][seed]]
