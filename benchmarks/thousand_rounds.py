@@ -5,8 +5,8 @@
 A SuperLink and two silos, each a guard and a SuperNode, train softmax regression of 10 numbers (a table that is
 made here) by DP-SGD in 1,000 rounds, or in ROUNDS.  Every 50th round has a row in the first table.  The second
 table has the slope of each figure from a fifth of the rounds on, when everybody has made plans and filled caches,
-up to the last row but one: least squares, and a 95 % interval by Student's t, which takes deviations from the line for independent.  They are
-not, so that intervals are somewhat narrow.  Root has to set FEDPRIV_ALLOW_ROOT=1.
+up to the last row but one: least squares, and a 95 % interval by Student's t, which takes deviations from the line
+for independent.  They are not, so that intervals are somewhat narrow.  Root has to set FEDPRIV_ALLOW_ROOT=1.
 
 Memory is RSS, of guards and SuperNodes the sum over silos; a SuperNode's supervisor and server count as what they
 belong to.  `ledger` is that of silo 0 with SQLite's journal, `mark` its mark, `trail` its guard's log.
