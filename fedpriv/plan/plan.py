@@ -400,7 +400,7 @@ def silo_weights(cell: Cell) -> tuple[float, ...]:
     shares = (
         [(size * mu) ** 2 for size, mu in zip(sizes, mus, strict=True)] if cell.privacy.shares and mus else sizes
     )
-    return tuple(share / sum(shares) for share in shares)
+    return tuple(share / total for total in (sum(shares),) for share in shares)
 
 
 ROUNDING_ALLOWANCE = 2.0**-20
