@@ -316,8 +316,8 @@ def ensure_files(name: str, origin: Origin, root: Path, say: Callable[[str], Non
         for index, source in enumerate(origin.sources):
             say(f"{name}: trying {source.label}")
             draft = Path(folder, str(index))
-            draft.mkdir()
             try:
+                draft.mkdir()
                 source.write(draft)
                 _move_files(origin, draft / origin.folder, target)
                 return

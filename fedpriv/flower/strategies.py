@@ -6,7 +6,7 @@
 
 A row is an algorithm in fedpriv's table, such as "dp-mu2-fl", with its noise and its optimizer.  A cell is the
 run's scenario as an object, a plan has what is known of the run before round 1, and the claim is the guarantee of
-the finished rounds.
+the rounds that silos were asked for.
 
 The ClientApps answer with `PrivateClient`.  Round 0 releases nothing: it asks each node for its silo's number, and
 whether its guard, or else its module and records, fit the run.  In round t, from 1, the query x_t, (d,), goes to
@@ -367,7 +367,7 @@ class PrivateStrategy(FedAvg):
 
         Returns:
             The model that the run would publish after this round, and the metrics or None.  At most 20 rounds,
-            spread evenly, have metrics: "epsilon" of all rounds so far, and its "delta".
+            spread evenly, have metrics: "epsilon" of the rounds so far by `epsilon`, and its "delta".
 
         Raises:
             RunError: A silo fails or refuses for good, or its answer is missing although the run needs it, or

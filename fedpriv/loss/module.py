@@ -188,7 +188,7 @@ class ModuleObjective(BaseModuleObjective):
             records: Records of the batch, (B, …).
 
         Raises:
-            InputError: The module draws random numbers.
+            InputError: The module draws random numbers of torch, or its error on a batch speaks of random numbers.
             RuntimeError, IndexError, ValueError: Module or loss raises on every record, on the batch but on no
                 single record, or on zeros in place of a record.  Other errors of the two are passed on.
         """

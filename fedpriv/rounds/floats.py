@@ -326,8 +326,8 @@ class SeededNoise:
     def _unit_vectors(self, party: int, t: int) -> tuple[NDArray[np.floating], NDArray[np.floating] | None]:
         """Return noise of variance 1 for a party and round, and the same array again or None.
 
-        The noise is (d,), or (draws, d) in a round for which the plan has several vectors.  The second value is
-        None if the caller must not write into the array.
+        The noise is (d,), or (draws, d) in a round for which the plan has a number of vectors.  The second value
+        is None if the caller must not write into the array.
         """
         size, count = self._plan.objective.dimension, self._plan.rounds[t - 1].noise_vector_count
         if count is not None:

@@ -11,7 +11,14 @@ import torch
 from numpy.typing import NDArray
 from pydantic import ValidationError
 
-from fedpriv.addons.statistics.curves import CurveScores, CurveSettings, Grouping, intervals_of, make_groupings
+from fedpriv.addons.statistics.curves import (
+    CurveScores,
+    CurveSettings,
+    Grouping,
+    _make_number_grouping,
+    intervals_of,
+    make_groupings,
+)
 from fedpriv.addons.statistics.indicators import (
     Axis,
     CellBlock,
@@ -215,6 +222,8 @@ def test_groups_are_read_off_what_a_model_sees() -> None:
     assert sex.codes(features).tolist() == [0, 1, 1, 0]
     assert age.codes(features).tolist() == [0, 1, 1, 2]
     assert age.labels == ("below 50", "50 – 75", "from 75")
+    close = _make_number_grouping("id", 0, (0.0, 1e7), (2000001.0, 2000002.0, 2000003.5))
+    assert close.labels == ("below 2000001", "2000001 – 2000002", "2000002 – 2000003.5", "from 2000003.5")
     assert grouped()[0].codes(features).tolist() == [0, 0, 0, 0]
 
 

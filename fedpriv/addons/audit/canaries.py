@@ -6,9 +6,9 @@ is the process of a silo that has its records and answers queries within a polic
 ledger.  A *shard* is the records of a silo.  A *unit* is what the claim protects: a record, all records of a
 person, or those of a client.  An *increment* is a unit's contribution to a round, which is clipped.
 
-A canary's increment before the clip is far above any usual clip, so that its two worlds are as far apart as the
-relation allows.  An absent canary under zero-out has features of zeros, and moves only the bias, which no test of
-canaries reads.
+At zero weights a canary's increment before the clip is far above any usual clip, so that its two worlds are as far
+apart as the relation allows.  An absent canary under zero-out has features of zeros, and moves only the bias,
+which no test of canaries reads.
 
 Each canary of a run has a feature that no other has, so that increments are orthogonal but for the bias.  Noise is
 independent between coordinates.  So each canary of a run is an independent trial (Steinke, Nasr & Jagielski 2023,
@@ -332,7 +332,7 @@ class CanaryLayout:
 
         Canary i has feature i, so that row `row_indices[i]` of the (rows, n) features is `FAR_NORM` in column i,
         with label 0.  An absent canary has label 1.  It is zero under zero-out, and under replace-one it keeps its
-        feature, so that its increment is the opposite.
+        feature, so that its increment at zero weights is the opposite.
 
         Args:
             present: (n,), whether each canary is present.

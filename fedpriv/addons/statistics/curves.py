@@ -340,8 +340,8 @@ def _make_number_grouping(
         raise InputError(
             f"evaluation.curves.edges: those of {name!r} are not within its range {list(bounds)} above its low end"
         )
-    middle = [f"{low_edge:g} – {high_edge:g}" for low_edge, high_edge in pairwise(edges)]
-    labels = (f"below {edges[0]:g}", *middle, f"from {edges[-1]:g}")
+    middle = [f"{low_edge:.15g} – {high_edge:.15g}" for low_edge, high_edge in pairwise(edges)]
+    labels = (f"below {edges[0]:.15g}", *middle, f"from {edges[-1]:.15g}")
     inside = 2.0 * (np.array(edges) - low) / (high - low) - 1.0  # the scaling of a cell in `encode`
     return Grouping(name, labels, start, tuple(inside.tolist()))
 

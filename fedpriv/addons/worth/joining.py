@@ -237,12 +237,12 @@ def study_joining(request: JoiningRequest, report_progress: ProgressCallback = l
 
 
 def _choose_trusts(request: JoiningRequest) -> tuple[str, ...]:
-    """Return the requested trust settings, or all but curators that the scenario can be loaded with.
+    """Return the requested trust settings, or all but curators with which a grid can be loaded.
 
     A trust setting says who adds the noise and against whom it protects.  A curator has all records in one place.
 
     Raises:
-        InputError: No setting is requested, and the scenario cannot be loaded, or only with a curator.
+        InputError: No setting is requested, and no grid can be loaded (`_load_grid`), or only with a curator.
     """
     if request.trusts:
         return request.trusts
@@ -257,7 +257,7 @@ def _choose_trusts(request: JoiningRequest) -> tuple[str, ...]:
             continue
     if not possible_trusts:
         raise InputError(
-            f"{request.scenario}: cannot be run with an epsilon; name a trust setting by --trust to see why"
+            f"{request.scenario}: cannot be compared here; name a trust setting by --trust to see why"
         )
     return tuple(possible_trusts)
 
