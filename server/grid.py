@@ -22,7 +22,7 @@ from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 from flwr.supercore.run import Run
 
-from fedpriv.core.errors import RunError, sanitize_line
+from fedpriv.core.errors import RunError, refuse, sanitize_line
 from fedpriv.protocol.messages import (
     REFUSED_SILOS_VARIABLE,
     ROSTER_QUERY,
@@ -286,8 +286,15 @@ class PatientGrid(Grid):
             )
             for pending_message in pending_messages
         ]
-        # Flower gives no ids at all if the SuperLink refuses the messages, such as for their length.
-        message_ids = list(self._grid.push_messages(copies)) or [""] * len(copies)
+        refuse(
+            {
+                # Flower gives no ids at all then.
+                "the SuperLink refuses the messages, which are too long for it": (
+                    len(message_ids := list(self._grid.push_messages(copies))) < len(copies)
+                )
+            },
+            RunError,
+        )
         for pending, message_id in zip(pending_messages, message_ids, strict=True):
             now = time.monotonic()
             if message_id:

@@ -139,7 +139,7 @@ def min_mu(curve: Curve, slack: float) -> float:
     # Between two points, δ of the mechanism is largest at the lower one, and δ_μ is smallest at the upper one.
     def is_certified(mu: float) -> bool:
         if mu > _MAX_MU:
-            raise InputError(f"slack = {slack}: no mu up to {_MAX_MU:g} is certified; this run needs more noise")
+            raise InputError(f"slack = {slack}: no mu can be certified; this run needs more noise")
         return bool(np.all(required_deltas[:-1] * (1.0 + 1e-12) <= lower_gaussian_curve(mu)(epsilons[1:])))
 
     return smallest_safe(is_certified, 1.0, tolerance=_ACCURACY)

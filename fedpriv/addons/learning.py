@@ -301,7 +301,8 @@ def _class_count(data: Mapping[str, Any]) -> int:
     """
     if (schema := data.get("table")) is not None:
         return len(schema.get("classes") or ())
-    public_schema = find_schema(data.get("name", ""), None)
+    # The name of a file has a dot, and no description.
+    public_schema = None if "." in data.get("name", "") else find_schema(data.get("name", ""), None)
     return 0 if public_schema is None else public_schema.class_count
 
 

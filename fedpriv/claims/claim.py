@@ -455,9 +455,10 @@ def describe_group_privacy(guarantees: Sequence[Guarantee], delta: float) -> str
     return (
         f"One person's records together, in the run that protects least, at δ = {format_upper_delta(delta)}: "
         + ", ".join(
-            f"{size} records: ε = "
-            f"{format_upper_epsilon(max(group_epsilons(guarantee, delta)[size] for guarantee in guarantees))}"
-            for size in GROUP_SIZES
+            f"{size} records: ε = {format_upper_epsilon(max(bounds))}"
+            for size, *bounds in zip(
+                GROUP_SIZES, *(group_epsilons(guarantee, delta).values() for guarantee in guarantees), strict=True
+            )
         )
         + "."
     )

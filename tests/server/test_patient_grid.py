@@ -148,16 +148,24 @@ def test_a_query_is_not_repeated_after_a_final_failure(fault: Answer) -> None:
     assert grid.asked == [7]
 
 
-@pytest.mark.parametrize("ids", [[""], []], ids=["an unknown node", "a refusal of all messages"])
+def test_messages_that_the_superlink_refuses_end_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Flower gives no ids for messages that are too long."""
+    grid = ScriptedGrid({7: 0}, release)
+    monkeypatch.setattr(PatientGrid, "_poll_nodes", lambda _: None)
+    monkeypatch.setattr(grid, "push_messages", lambda _: [])
+    with pytest.raises(RunError, match="too long for it"):
+        PatientGrid(grid).send_and_receive([Message(RecordDict(), 7, TRAIN)], timeout=50.0)
+
+
 def test_a_node_that_the_superlink_does_not_know_is_asked_again_after_a_while(
-    clock: "Clock", monkeypatch: pytest.MonkeyPatch, ids: list[str]
+    clock: "Clock", monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Unknown(ScriptedGrid):
         pushed = 0
 
         def push_messages(self, messages: Iterable[Message]) -> list[str]:
             self.pushed += 1
-            return super().push_messages(messages) if self.pushed > 3 else ids
+            return super().push_messages(messages) if self.pushed > 3 else [""] * len(list(messages))
 
     monkeypatch.setattr(fedpriv.server.grid, "_RETRY_SECONDS", 2.0)
     grid = Unknown({7: 0}, release)

@@ -445,7 +445,7 @@ def _make_linear_model(facts: Facts) -> dict[str, Any]:
 
 def _round_up(norm: float) -> float:
     """Round up to three digits, so that features of norm √k are not scaled down."""
-    return float(Context(prec=3, rounding=ROUND_CEILING).create_decimal(repr(norm)))
+    return float(Context(prec=3, rounding=ROUND_CEILING).create_decimal(repr(float(norm))))
 
 
 def _make_plan(facts: Facts, tree: Mapping[str, Any]) -> tuple[Cell, Plan]:

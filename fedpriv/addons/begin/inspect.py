@@ -342,6 +342,6 @@ def round_outwards(low: float, high: float) -> tuple[float, float]:
     """
     power = Decimal(1).scaleb(Decimal(high - low).adjusted())
     return (
-        float(Decimal(repr(low)).quantize(power, ROUND_FLOOR)) + 0.0,
-        float(Decimal(repr(high)).quantize(power, ROUND_CEILING)) + 0.0,  # -0.0 becomes 0.0
+        float(Decimal(repr(float(low))).quantize(power, ROUND_FLOOR)) + 0.0,
+        float(Decimal(repr(float(high))).quantize(power, ROUND_CEILING)) + 0.0,  # -0.0 becomes 0.0
     )

@@ -52,7 +52,7 @@ def read_parts(
         )
         values = to_array(sites, "sites")
         # NumPy makes NaN a text in an array of a list with names.
-        items = sites if isinstance(sites, list) and values.ndim == 1 else values.ravel().tolist()
+        items = sites if isinstance(sites, list | tuple) and values.ndim == 1 else values.ravel().tolist()
         try:
             if any(value is None or value != value for value in items):  # NaN is not equal to itself
                 raise InputError(
