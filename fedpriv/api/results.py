@@ -175,8 +175,9 @@ class CellResults(MetricsMixin):
                 inputs are a tuple.
 
         Returns:
-            Classes (n,), or values for a regression; (n, …) if records have several labels.  For a loss that is
-            the caller's own function, the model's outputs, without their last axis if that has length 1.
+            Classes (n,), or values for a regression; (n, …) if records have several labels.  For a survival model,
+            or a loss that is the caller's own function, the model's outputs, without their last axis if that has
+            length 1.
 
         Raises:
             InputError: The records do not have as many values as those of the data set, or the model or its data
@@ -194,7 +195,18 @@ class CellResults(MetricsMixin):
         return np.asarray(predict_labels(trained.loss, trained.outputs(features)))
 
     def _resolve_cell(self) -> Cell:
-        return resolve_cell(self.scenario, str(self.model_file.parents[1]))
+        """Resolve the scenario without the choice of its training records, which no model needs to predict."""
+        return resolve_cell(
+            {
+                **self.scenario,
+                "data": {
+                    key: value
+                    for key, value in self.scenario["data"].items()
+                    if key not in ("validation", "split", "spared")
+                },
+            },
+            str(self.model_file.parents[1]),
+        )
 
 
 @dataclass(frozen=True, repr=False)

@@ -546,8 +546,12 @@ class SiloGuard:
             },
             RunError,
         )
+        # Means are over all rows of the guard, also those that cells set aside for training.
         scores = scores_to_metrics(
-            torch.from_numpy(means.astype(np.float64)), evaluation.loss_bound, classes=classes
+            torch.from_numpy(means.astype(np.float64))
+            / (1.0 if (schema := self.cell.data.table_schema) is None else schema.counted_share(for_testing=True)),
+            evaluation.loss_bound,
+            classes=classes,
         )
         return {_TEMPLATE_NAMES[name]: float(value) for name, value in scores.items()}
 

@@ -264,7 +264,7 @@ def load_shard(path: Path, classes: int, test: str = "test_") -> Shard:
     """
     try:
         with np.load(path, allow_pickle=False) as file:
-            arrays = dict(file)
+            arrays = {name: array for name, array in file.items() if isinstance(array, np.ndarray)}
     except FileNotFoundError:
         raise InputError(f"{path}: no such file; it is to hold the silo's records") from None
     except (OSError, ValueError, EOFError, TypeError, RuntimeError, zlib.error, zipfile.BadZipFile) as error:

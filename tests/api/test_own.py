@@ -15,7 +15,9 @@ from torch.utils.data import Dataset, TensorDataset
 
 import fedpriv
 from fedpriv.api.run import _digest_arrays
+from fedpriv.data.named import load
 from fedpriv.data.tables import in_memory_name
+from tests.conftest import small_tree
 
 pytest.importorskip("fedpriv.addons.readers.items")  # items are read by an add-on
 
@@ -258,3 +260,10 @@ def test_a_section_that_is_no_table_is_refused_by_name(tmp_path: Path, section: 
     """Before: TypeError, or AttributeError."""
     with pytest.raises(fedpriv.InputError, match=f"{section} = 5: expected a table of keys"):
         run(tmp_path / "run", {**TREE, section: 5})
+
+
+@pytest.mark.parametrize("choice", [{"validation": 20}, {"split": 1}, {"spared": 0.25}])
+def test_a_run_on_a_choice_of_its_training_records_predicts(tmp_path: Path, choice: dict[str, Any]) -> None:
+    """No model needs that choice, and a server of a deployment would refuse it."""
+    results = fedpriv.run(small_tree(data={"name": "synthetic", **choice}), out=tmp_path / "run")
+    assert results[0].predict(load("synthetic").test_images[:5]).shape == (5,)

@@ -10,12 +10,13 @@ from flwr.app import Context, RecordDict
 
 from fedpriv.core.errors import InputError, RunError
 from fedpriv.flower import guard_of
-from fedpriv.flower.guards import ModelLayout, read_app_cell
+from fedpriv.flower.guards import ModelLayout, SiloGuard, read_app_cell
 from fedpriv.loss.imported import parameter_shapes
 from fedpriv.plan.task import load_task
 from fedpriv.scenario.load import resolve_cell
 from fedpriv.silo.seen import GuardEvents
 from tests.conftest import small_tree
+from tests.data.tables import rows, table_tree, write_csv
 from tests.doc_pages import ROOT
 from tests.flower.quickstart.client_app import SCENARIO
 from tests.flower.quickstart.evaluating_app import SCENARIO as EVALUATED
@@ -140,3 +141,18 @@ def test_the_documented_app_changes_are_those_of_the_tested_apps() -> None:
     assert [line for line in added[:5] if line not in message] == []
     assert [line for line in added[5:9] if line not in evaluating] == []
     assert added[9] in numpy
+
+
+def test_scores_of_a_table_whose_cells_choose_the_test_rows_are_of_these_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The guard's means are over all rows, and a fifth of them count."""
+    listed = [{**row, "patient": f"p{number // 2}"} for number, row in enumerate(rows(60))]
+    tree = table_tree(write_csv(tmp_path / "t.csv", listed), split=None, person="patient", test_share=0.2)
+    cell = resolve_cell({**tree, "evaluation": {"mu": 1.0, "loss_bound": 5.0, "records": 30}}, "test")
+    guard = SiloGuard(tmp_path / "s", "run", 0, cell, "{}", 1)
+    means = np.array([0.5, -0.5]) * 0.2  # all right, and no loss, where rows count
+    monkeypatch.setattr(SiloGuard, "_match_layout", lambda *_: (None, np.zeros(3)))
+    monkeypatch.setattr("fedpriv.flower.guards.ask_release", lambda *_, **__: means)
+    scores = guard.scores({}, cell.schedule.rounds)
+    assert scores == {"eval_loss": pytest.approx(0.0, abs=1e-12), "eval_acc": pytest.approx(1.0)}

@@ -218,7 +218,7 @@ def describe_table(
         columns: Summaries of all its columns.
         target: Column to predict.
         regression: Whether the target is real, or None for a guess.  A target of numbers is then real, unless it
-            has two distinct values or a few integers, which are codes of classes.
+            is written in two ways or has a few integers, which are codes of classes.
         site: Column of sites, each of which becomes a silo, or None.
         person: Column of persons, or None if each record is another person's.
         split: Column with "train" and "test", or None.
