@@ -684,7 +684,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, default=Path("networks.jsonl"))
     parser.add_argument("--table", action="store_true", help="print the table of what was measured")
-    parser.add_argument("--seeds", type=int, default=3, help="number of seeds; tune has one")
+    parser.add_argument("--seeds", type=int, default=3, help="number of seeds")
     parser.add_argument("--only", action="append", help="part of a network's name; repeatable")
     parser.add_argument("--kind", action="append", help="own-data, tune or no privacy; repeatable")
     arguments = parser.parse_args()
@@ -694,7 +694,7 @@ def main() -> None:
         print(format_table(arguments.out, names))
         return
     for kind in arguments.kind or ("own-data", "no privacy", "tune"):
-        measure(arguments.out, names, [kind], 1 if kind == "tune" else arguments.seeds)
+        measure(arguments.out, names, [kind], arguments.seeds)
 
 
 if __name__ == "__main__":
