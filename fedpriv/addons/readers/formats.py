@@ -113,7 +113,11 @@ def parse_format(separator: str | None, decimal: str | None, thousands: str | No
     separator = "\t" if separator in ("tab", "\\t") else separator
     for option, value, values in (
         ("--separator", separator, (*SEPARATORS, "tab")),
-        ("--decimal", decimal, tuple(mark for mark in (".", ",") if mark != thousands)),
+        (
+            "--decimal",
+            "." if decimal is None else decimal,
+            tuple(mark for mark in (".", ",") if mark != thousands),
+        ),
         ("--thousands", thousands, (",", ".", " ", "'")),
     ):
         if value is not None and value not in values:
