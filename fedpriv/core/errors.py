@@ -109,7 +109,8 @@ def suggestion(name: str, names: Iterable[str]) -> str:
         >>> suggestion("mnst", ["mnist", "adult"])
         "; did you mean 'mnist'?"
     """
-    known = {candidate.lower(): candidate for candidate in names}
+    name_by_lower_case = {candidate.lower(): candidate for candidate in names}
     return "".join(
-        f"; did you mean {known[match]!r}?" for match in difflib.get_close_matches(name.lower(), list(known), n=1)
+        f"; did you mean {name_by_lower_case[match]!r}?"
+        for match in difflib.get_close_matches(name.lower(), list(name_by_lower_case), n=1)
     )

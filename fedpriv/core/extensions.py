@@ -234,5 +234,5 @@ def _format_error_line(path: Path, error: Exception) -> str:
 
 
 def _format_error(error: Exception) -> str:
-    words = " ".join(str(error).split())
-    return str(error) if isinstance(error, InputError) else f"{type(error).__name__}: {words}"
+    message = " ".join(str(error).split())
+    return str(error) if isinstance(error, InputError) else f"{type(error).__name__}: {message}"
