@@ -77,7 +77,8 @@ def to_record_arrays(
         data: Records and labels, as a pair of arrays or as items, such as those of a torch Dataset, a DataLoader
             or a Hugging Face data set.
         source: Name of the argument in messages.
-        fields: Names or positions of an item's record and label, or None if an item has these two only.
+        fields: Names or positions of an item's record and label, without effect on a pair of arrays.  With None an
+            item has these two only, or is one of a TensorDataset, whose last tensor holds the labels.
 
     Returns:
         Records, (n, ...) or a structured array (n,) of several inputs, and labels, (n, ...).

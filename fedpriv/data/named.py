@@ -191,7 +191,9 @@ def find_schema(name: str, table: TableSchema | None) -> TableSchema | None:
     """
     if name in _NAMED_TABLES or not is_table_path(name):
         if table is not None:
-            raise InputError(f"data.table: is for a .csv or .parquet file; data.name = {name!r} is none")
+            raise InputError(
+                f"data.table: is for a table, such as a .csv or .parquet file; data.name = {name!r} is none"
+            )
         return _NAMED_TABLES.get(name)
     if table is None:
         raise InputError(
@@ -285,7 +287,8 @@ def load(
 def load_held_out(name: str, root: Path | None = None, table: TableSchema | None = None) -> HeldOutData:
     """Load the test records of a data set, for a server, which needs no training record.
 
-    Data that were added or are computed are loaded whole, as is an .npz file, and their training records dropped.
+    Data that were added or are computed, an .npz file and a table's file are read whole, and their training
+    records dropped.
 
     Args:
         name: Name of a data set, or path of an .npz file or of a table's file (`load`).

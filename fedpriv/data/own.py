@@ -75,7 +75,7 @@ class HeldOutData:
     class_count: int
     """Number of classes, or 0 for a regression."""
     sites: Sites | None = None
-    """Sites of the test records, without training records, or None if the data name no sites."""
+    """Sites of a table's test records, without training records, or None for other data or without sites."""
     label_scale: float = 1.0
     """Number of units of a real target that a difference of 1 between labels stands for."""
 
@@ -229,7 +229,9 @@ def _read_arrays(name: str) -> dict[str, NDArray[Any]]:
 
 
 def combine_named_inputs(arrays: Mapping[str, NDArray[Any]], name: str, source: str) -> dict[str, NDArray[Any]]:
-    """Return `arrays` with the arrays `name`.INPUT combined to one structured array `name`.
+    """Return a copy of `arrays` that also has the arrays `name`.INPUT as one structured array `name`.
+
+    Without such arrays the copy has nothing more.
 
     Args:
         arrays: Arrays of a file by name.

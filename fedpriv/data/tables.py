@@ -35,7 +35,7 @@ IN_MEMORY_PREFIX = "given-"
 """Prefix of the names that `in_memory_name` makes for records in a program's memory."""
 _KEY_BYTES = 32
 """Length of the key under which records in memory get their names (`in_memory_name`)."""
-_FRAMES: dict[Path, RawTable] = {}
+_FRAMES: dict[str, RawTable] = {}
 
 
 class DataFrame(Protocol):
@@ -50,8 +50,8 @@ def is_data_frame(value: object) -> TypeGuard[DataFrame]:
 
 
 def add_frame(name: str, table: RawTable) -> None:
-    """Register a table in memory under a name that reads as the path of a table."""
-    _FRAMES[Path(name)] = table
+    """Register a table in memory under a name that reads as the file name of a table."""
+    _FRAMES[name] = table
 
 
 def in_memory_name(digest: bytes) -> str:
@@ -96,8 +96,8 @@ def _read_or_create_key(folder: Path) -> bytes:
 
 
 def find_frame(path: Path) -> RawTable | None:
-    """Return the table that `add_frame` registered under a path, or None for any other path."""
-    return _FRAMES.get(path)
+    """Return the table that `add_frame` registered under the file name of a path, in any folder, or None."""
+    return _FRAMES.get(path.name)
 
 
 def load_table(

@@ -243,7 +243,10 @@ class ReleasedSums(Protocol):
         ...
 
     def displacement(self, distance: float) -> float:
-        """Return `distance` times the record's weight and the factor of the neighbouring relation."""
+        """Return `distance` times the record's weight and the largest movement of its increment, in clips.
+
+        This movement is 1 under zero-out, and under replace-one 2 or a smaller proved bound.
+        """
         ...
 
     @property
@@ -427,8 +430,8 @@ class PublicRounds(PlainDataclass):
     """Participation whose rounds are no secret.
 
     Guarantee: all releases together are μ-GDP for every record, without a δ.  μ is the distance by which one
-    record can move the whole stream of releases, times the record's weight under the neighbouring relation,
-    divided by the standard deviation of the noise.
+    record can move the whole stream of releases, for its weight and the neighbouring relation
+    (`ReleasedSums.displacement`), divided by the standard deviation of the noise.
     """
 
     secret: ClassVar[bool] = False
@@ -498,8 +501,10 @@ class PublicOrder(PublicRounds):
     def words(self) -> str:
         epoch_count, extra_rounds = divmod(self.rounds, self.rounds_per_epoch)
         if self.single_pass:
-            return "is read once"
-        return f"is read {epoch_count} times, or once more" if extra_rounds else f"is read {epoch_count} times"
+            return "is read at most once" if self.rounds_per_epoch > self.rounds else "is read once"
+        return (
+            f"is read {epoch_count} or {epoch_count + 1} times" if extra_rounds else f"is read {epoch_count} times"
+        )
 
 
 @dataclass(frozen=True)
@@ -528,7 +533,7 @@ class FixedOrder(PublicOrder):
     rounds_per_epoch: int
     batch_counts: tuple[int, ...] = ()
     seed: int = dataclasses.field(default=0, compare=False, repr=False)
-    """Public seed of the run, from which a row may draw another order."""
+    """Public seed of the run, from which an algorithm may draw another order."""
 
     def __post_init__(self) -> None:
         if self.batch_counts and not (

@@ -102,6 +102,7 @@ class DrawnOrder(PublicRounds, MinSeparation):
         return dataclasses.replace(self, rounds=rounds)
 
     def expected_batches(self, t: int) -> int:
+        """Return 1, the batch by whose size a sum is divided, however many records are expected."""
         return 1
 
     def max_batches(self, t: int) -> int:
@@ -162,7 +163,7 @@ class DrawnOrder(PublicRounds, MinSeparation):
         clause = (
             f"takes part at most {self.max_rounds_per_record} times, {self.min_separation} or more rounds apart"
         )
-        return "takes part once" if self.max_rounds_per_record == 1 else clause
+        return "takes part at most once" if self.max_rounds_per_record == 1 else clause
 
 
 @dataclass(frozen=True)

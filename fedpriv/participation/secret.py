@@ -130,6 +130,8 @@ class SecretOrder(PlainDataclass):
     def calibrate(self, epsilon: float, delta: float, relation: Relation) -> Sampled:
         """Return the guarantee of about the least noise for which the run is (ε, δ)-DP under this relation.
 
+        The noise multiplier is 0.1 or more, even if less noise were enough.
+
         Args:
             epsilon: Target ε, above 0.
             delta: Target δ, from 1e-10 to below 1.

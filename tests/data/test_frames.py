@@ -12,6 +12,7 @@ import fedpriv
 from fedpriv.addons.readers.frames import register_frame
 from fedpriv.core.errors import InputError
 from fedpriv.data.cells import read_table, table_from_columns
+from fedpriv.data.named import RECORDS_FOLDER_VARIABLE, table_path
 from fedpriv.data.tables import find_frame, is_data_frame
 from tests.data.tables import rows, table_tree, write_csv
 
@@ -57,6 +58,12 @@ def test_a_data_frame_has_the_cells_of_its_csv_file_and_a_name_from_its_content(
     other = pyarrow.table({**columns(), "age": [*columns()["age"][:-1], 91]})
     assert register_frame(other) != name
     assert find_frame(Path("given.parquet")) is None
+
+
+def test_a_data_frame_is_found_in_whatever_folder_files_of_records_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    name = register_frame(pyarrow.table(columns()))
+    monkeypatch.setenv(RECORDS_FOLDER_VARIABLE, "/srv/records")
+    assert find_frame(table_path(name)) is find_frame(Path(name)) is not None
 
 
 def test_a_registered_data_frame_is_copied() -> None:

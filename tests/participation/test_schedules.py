@@ -75,9 +75,11 @@ def test_random_allocation_draws_nothing_for_a_round_that_does_not_exist(t: int)
 SECRET = "drawn at random, and in which"
 WORDS: list[tuple[Participation, str]] = [
     (FixedOrder(4, 4), "is read once"),
-    (FixedOrder(3, 4), "is read once"),
+    (FixedOrder(3, 4), "is read at most once"),
+    (Phases((3, 1)), "is read once"),
+    (FixedOrder(5, 4), "is read 1 or 2 times"),
     (FixedOrder(8, 4), "is read 2 times"),
-    (FixedOrder(9, 4), "is read 2 times, or once more"),
+    (FixedOrder(9, 4), "is read 2 or 3 times"),
     (RandomAllocation(10, 10), f"takes part in one of 10 rounds, {SECRET} one stays secret"),
     (
         RandomAllocation(20, 10, 2),
@@ -90,8 +92,8 @@ WORDS: list[tuple[Participation, str]] = [
         PoissonSampling(20, 10, 5),
         "takes part in each of its group (5 groups) with probability 0.5, and in which ones stays secret",
     ),
-    (ClientAvailability(40, 1, 10, 30), "takes part once, when it is there"),
-    (ClientAvailability(40, 3, 40, 40), "takes part once, when it is there"),
+    (ClientAvailability(40, 1, 10, 30), "takes part at most once, when it is there"),
+    (ClientAvailability(40, 3, 40, 40), "takes part at most once, when it is there"),
     (ClientAvailability(40, 3, 10, 30), "takes part at most 3 times, 10 or more rounds apart, when it is there"),
 ]
 

@@ -33,7 +33,7 @@ def test_rounds_repeat_the_batches_of_a_pass_and_may_end_within_a_pass() -> None
     assert cell.batch_sizes == (2, 2, 2)
     assert cell.unread_count == 2
     assert [cell.schedule.batches(t).start for t in range(1, 8)] == [0, 1, 2, 0, 1, 2, 0]
-    assert cell.schedule.words == "is read 2 times, or once more"
+    assert cell.schedule.words == "is read 2 or 3 times"
 
 
 def test_sensitivity_with_an_incomplete_pass_is_that_of_a_record_used_once_more() -> None:
