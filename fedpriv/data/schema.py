@@ -74,7 +74,7 @@ class FeatureColumn(TableSection):
 
 
 class Survival(TableSection):
-    """Section [data.table.survival]: the target is an event with a time, in public bins of time."""
+    """Section `survival` of a table: the target is an event with a time, in public bins of time."""
 
     time: str = Field(description="the column with the time until the event, or until the record was last seen")
     edges: Annotated[tuple[float, ...], Field(strict=False, min_length=2, max_length=257)] = Field(

@@ -215,7 +215,7 @@ def load_silo_table(path: Path, schema: TableSchema, silo: int) -> EncodedTable:
 
 
 def file_version(path: Path) -> tuple[int, int]:
-    """Return the size and the time of modification of a file, or zeros if it cannot be found."""
+    """Return the size and the time of modification of a file, or zeros if its status cannot be read."""
     try:
         status = path.stat()
     except (OSError, ValueError):

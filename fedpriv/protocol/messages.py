@@ -385,7 +385,7 @@ class _VectorFormat(NamedTuple):
 
 
 def encode_array(values: NDArray[Any]) -> Array:
-    """Encode an array as a Flower Array, with one copy of its values if they are contiguous."""
+    """Encode an array with axes as a Flower Array, with one copy of its values if they are contiguous."""
     values = np.ascontiguousarray(values)
     layout = _vector_format(values.dtype.str, values.shape)
     return build_array(layout.dtype_name, values.shape, _NUMPY_STYPE, b"".join((layout.header, values.data)))
@@ -504,7 +504,7 @@ def read_array(content: RecordDict, name: str) -> NDArray[Any]:
 
 
 def _decode_bytes(content: bytes) -> NDArray[Any]:
-    """Return the vector (n,) of .npy bytes whose header equals that of `encode_array`.
+    """Return the vector (n,) of numbers in .npy bytes, whose header equals that of `encode_array`.
 
     Raises:
         ValueError: The header is another one, or the number of bytes differs from the one that the header
