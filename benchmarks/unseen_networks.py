@@ -146,6 +146,13 @@ def _smooth(draw: np.random.Generator) -> tuple[Arrays, Arrays]:
     return _split(records, ((values - values.mean()) / values.std()).astype("float32"), 1000)
 
 
+def _walks(draw: np.random.Generator) -> tuple[Arrays, Arrays]:
+    """Real targets of two random walks of 20 steps: the end of the first, and the furthest point of the second."""
+    walks = 0.3 * np.cumsum(draw.normal(size=(3000, 2, 20)), axis=2)
+    values = walks[:, 0, -1] + np.abs(walks[:, 1]).max(1)
+    return _split(walks.astype("float32"), ((values - values.mean()) / values.std()).astype("float32"), 1000)
+
+
 def _friedman(draw: np.random.Generator) -> tuple[Arrays, Arrays]:
     records = draw.random((4000, 10)).astype("float32")
     x = records.T
@@ -419,6 +426,17 @@ DEVELOPMENT: Mapping[str, Case] = {
     ),
     "8 classes of tokens, GRU": Case(
         _tokens(8, 12, 60), lambda: Recurrent(nn.GRU(16, 24, batch_first=True), 24, 8, 60), accuracy
+    ),
+    "4 kinds of waves, GRU both ways": Case(
+        _waves(1, 32, 4, 2500), lambda: Recurrent(nn.GRU(1, 16, batch_first=True, bidirectional=True), 32, 4),
+        accuracy,
+    ),
+    "digits by columns, LSTM": Case(
+        _bundled("digits", 397, (8, 8)), lambda: Recurrent(nn.LSTM(8, 24, batch_first=True), 24, 10), accuracy
+    ),
+    "walks, LSTM": Case(
+        _walks, lambda: Recurrent(nn.LSTM(2, 16, batch_first=True), 16, 1), r2,
+        constant=lambda _: 0.0, percent=False,
     ),
     "6 classes of tokens, encoder": Case(
         _tokens(6, 10, 50), lambda: TokenEncoder(50, 6, 16, 1), accuracy

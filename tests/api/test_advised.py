@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import fedpriv
-from fedpriv.addons.begin.advise import NETWORK_CLIP, NETWORK_ROUNDS, NETWORK_STEP, as_advised
+from fedpriv.addons.begin.advise import NETWORK_CLIP, NETWORK_ROUNDS, NETWORK_STEP, RECURRENT_STEP, as_advised
 from fedpriv.addons.begin.command import create_folder
 from fedpriv.core.files import find_scenario_file
 from fedpriv.data.named import ARGUMENT_NAMES, make_dataset
@@ -136,6 +136,13 @@ def test_advised_network_settings_are_fixed_and_independent_of_the_records() -> 
     says = fedpriv.advise(silos=5, records=200, features=20, classes=2, epsilon=4.0, trust="trusted",
                           parameters=20 * 8 + 8 + 16 + 2).tree  # fmt: skip
     assert says["algorithm"] == algorithm
+
+
+@pytest.mark.parametrize("layer", [nn.LSTM(20, 4), nn.GRUCell(20, 4), nn.Linear(20, 4)])
+def test_a_module_with_recurrent_layers_is_advised_a_longer_step(layer: nn.Module) -> None:
+    module = nn.Sequential(nn.Identity(), nn.ModuleDict({"first": layer}))
+    step = RECURRENT_STEP if isinstance(layer, nn.RNNBase | nn.RNNCellBase) else NETWORK_STEP
+    assert as_advised(own(), dataset(1000), {}, module)["algorithm"]["step"] == step
 
 
 def test_the_advised_network_step_falls_with_the_square_root_of_rounds_and_with_width() -> None:
