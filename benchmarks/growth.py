@@ -25,7 +25,7 @@ from fedpriv.show.plots import draw_charts
 
 _ROOT = Path(__file__).resolve().parents[1]
 _OUT = _ROOT / "runs"
-_SILOS = {"vectorized": (10, 100, 1_000, 10_000), "inprocess": (10, 100, 1_000)}
+_SILOS = {"vectorized": (10, 100, 1_000, 10_000, 100_000), "inprocess": (10, 100, 1_000)}
 _SOFTMAX = 7_850  # parameters where M grows
 _HIDDEN = (1, 1_258, 12_579)  # widths w of a perceptron 784 - w - 10 with d = 795 w + 10
 _STEPS = {"vectorized": 12_000, "inprocess": 2_000}

@@ -11,8 +11,11 @@ import json
 import sys
 from typing import Any
 
+import numpy as np
 import psutil
+from numpy.typing import NDArray
 
+import fedpriv
 from benchmarks.clock import timed
 from benchmarks.memory import forget_peak, peak
 from fedpriv.engines.table import estimate_memory
@@ -21,6 +24,10 @@ from fedpriv.scenario.load import parse_scenario
 from fedpriv.scenario.schema import Cell
 
 _LEAST_ROUNDS, _MOST_ROUNDS = 3, 6000
+_SYNTHETIC, _MNIST = 6_000, 60_000
+"""Training records of fedpriv's own data sets."""
+_MANY = "benchmark-growth"
+"""Name of random records where MNIST has too few."""
 
 
 def cell(silos: int, hidden: int, client_steps: int) -> Cell:
@@ -32,7 +39,7 @@ def cell_of(silos: int, hidden: int, rounds: int, arithmetic: str = "float") -> 
     """DP-SGD with one record per round; softmax regression where `hidden` is 0, else a layer of that width."""
     tree: dict[str, Any] = {
         "name": "growth",
-        "data": {"name": "mnist" if silos * rounds > 6000 else "synthetic"},
+        "data": {"name": _name_data(silos * rounds)},
         "model": {"name": "mlp", "hidden": hidden} if hidden else {},
         "federation": {"silos": silos, "rounds": rounds},
         "algorithm": {"name": "dp-sgd", "trust": "untrusted", "clip": 1.0, "step": 0.1},
@@ -40,6 +47,19 @@ def cell_of(silos: int, hidden: int, rounds: int, arithmetic: str = "float") -> 
         "run": {"evaluations": 1, "arithmetic": arithmetic},
     }
     return parse_scenario(tree, "benchmarks/growth_point.py").points[0].cell
+
+
+def _name_data(records: int) -> str:
+    """Name the smallest data set with so many records, and add random ones like MNIST's if it has too few."""
+    if records <= _MNIST:
+        return "synthetic" if records <= _SYNTHETIC else "mnist"
+
+    def draw(count: int) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+        generator = np.random.default_rng(count)
+        return generator.integers(0, 256, (count, 28, 28), np.uint8), generator.integers(0, 10, count)
+
+    fedpriv.add_data(_MANY, lambda: (draw(records), draw(1_000)), classes=10)
+    return _MANY
 
 
 def main() -> None:
