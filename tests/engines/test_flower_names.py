@@ -3,11 +3,12 @@
 import ast
 import asyncio
 import functools
+import os
 import subprocess
-import sys
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import nullcontext
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -29,6 +30,7 @@ from fedpriv.addons.services.flower_private.names import (
 from fedpriv.addons.services.service import script_path
 from tests.engines.builders import ROOT, refusal
 from tests.engines.flower_link import link_options
+from tests.forks import run_in_forks
 
 PARTS = ("app", "serverapp", "serverapp.strategy", "clientapp", "clientapp.mod", "simulation")
 PUBLIC = {f"flwr.{part}" for part in PARTS}
@@ -36,9 +38,14 @@ MOST = 40
 
 
 @functools.cache
-def product() -> list[tuple[Path, ast.Module]]:
+def product() -> list[tuple[Path, str]]:
     paths = [path for room in ("fedpriv", "server", "clients") for path in sorted((ROOT / room).rglob("*.py"))]
-    return [(path, ast.parse(path.read_text(encoding="utf-8"))) for path in paths]
+    return [(path, path.read_text(encoding="utf-8")) for path in paths]
+
+
+def trees(names: Collection[str]) -> Iterator[tuple[Path, ast.Module]]:
+    """The files whose text has one of the names."""
+    return ((path, ast.parse(text)) for path, text in product() if any(name in text for name in names))
 
 
 def imported(tree: ast.Module) -> Iterator[str]:
@@ -51,7 +58,7 @@ def imported(tree: ast.Module) -> Iterator[str]:
 
 
 def test_the_table_of_flower_names_lists_exactly_the_names_that_the_code_imports() -> None:
-    used = {name for _, tree in product() for name in imported(tree)}
+    used = {name for _, tree in trees(["flwr"]) for name in imported(tree)}
     assert used == {f"{row.module}.{row.name}" for row in NAMES}
 
 
@@ -59,7 +66,7 @@ def test_every_flower_route_is_used_and_message_types_occur_in_one_file_only() -
     constants = {name for name, value in vars(names).items() if isinstance(value, Route)}
     assert len(constants) == len(ROUTES)
     used: set[str] = set()
-    for path, tree in product():
+    for path, tree in trees({"flwr.proto", *constants}):
         if path.name == "names.py":
             continue
         used |= {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)} & constants
@@ -74,8 +81,7 @@ def test_the_table_of_flower_names_is_short_and_gives_reasons() -> None:
 
 
 def test_the_package_does_not_monkeypatch_flower() -> None:
-    for path, _ in product():
-        text = path.read_text(encoding="utf-8")
+    for path, text in product():
         assert "mock.patch" not in text, path
         assert "patch.object" not in text, path
 
@@ -147,20 +153,41 @@ def test_the_table_has_every_flower_field_that_a_node_or_a_list_of_runs_uses() -
     assert "run_dict.value.override_config.value.string" in LIST_RUNS.answer_fields.split()
 
 
-@pytest.mark.parametrize("name", ["create_app", "SuperExecAuthHttpInterceptor"])
-def test_a_superlink_on_an_incompatible_flower_is_refused_in_one_line(tmp_path: Path, name: str) -> None:
+GONE = ("create_app", "SuperExecAuthHttpInterceptor")
+PROGRAMS = (executor.SERVERAPP, executor.SIMULATION, executor.CLIENTAPP, "flower-supernode")
+
+
+@pytest.fixture(scope="module")
+def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, "subprocess.CompletedProcess[str]"]:
+    """What fedpriv's superlink shows on a Flower without a name, and what Flower's programs show for --help."""
+    rows = {row.name: row for row in NAMES if row.name in GONE}
+    scripts = {script.name: script for script in metadata.entry_points(group="console_scripts")}
+    modules = [row.module for row in rows.values()] + [scripts[program].module for program in PROGRAMS]
+    programs = {}
+    for name, row in rows.items():
+        words = ["fedpriv", "superlink", "--control", "c.sock", "--simulation"]
+        programs[name] = f"del sys.modules[{row.module!r}].{name}\nsys.argv = {words}\n"
+        programs[name] += "from fedpriv.cli import main\nmain()"
+    for program in PROGRAMS:
+        module, attribute = scripts[program].module, scripts[program].attr
+        programs[program] = f"sys.argv = [{program!r}, '--help']\nsys.modules[{module!r}].{attribute}()"
+    shared = f"import sys, {', '.join(modules)}\nassert 'fedpriv' not in sys.modules"
+    folder = tmp_path_factory.mktemp("flower")
+    done = run_in_forks(shared, *programs.values(), folder=folder)
+    assert list(folder.iterdir()) == []
+    return dict(zip(programs, done, strict=True))
+
+
+@pytest.mark.parametrize("name", GONE)
+def test_a_superlink_on_an_incompatible_flower_is_refused_in_one_line(
+    name: str, answers: dict[str, "subprocess.CompletedProcess[str]"]
+) -> None:
     """A stub of the next version, with a name gone: exit code 2, no traceback, and no socket of any kind."""
     (row,) = [row for row in NAMES if row.name == name]
-    code = (
-        f"import importlib, sys\nmodule = importlib.import_module({row.module!r})\ndel module.{row.name}\n"
-        "sys.argv = ['fedpriv', *sys.argv[1:]]\nfrom fedpriv.cli import main\nmain()\n"
-    )
-    command = [sys.executable, "-c", code, "superlink", "--control", str(tmp_path / "c.sock"), "--simulation"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False, cwd=tmp_path)
+    done = answers[name]
     assert done.returncode == 2, done.stderr
     (line,) = done.stderr.strip().splitlines()
     assert f"{row.module}.{name} is gone, which fedpriv needs; install a Flower that it was tested with" in line
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_environment_variable_that_opens_a_flower_grpc_api_is_refused(
@@ -172,17 +199,21 @@ def test_the_environment_variable_that_opens_a_flower_grpc_api_is_refused(
         front.make_superlink_app(link_options(tmp_path)[1])
 
 
-def test_every_started_flower_program_is_installed_and_accepts_the_used_options(tmp_path: Path) -> None:
+def test_every_started_flower_program_is_installed_and_accepts_the_used_options(
+    tmp_path: Path, answers: dict[str, "subprocess.CompletedProcess[str]"]
+) -> None:
     options = "isolation superexec-auth-secret-file superlink node-config root-certificates port insecure"
     node_options = [f"--{option}" for option in (*options.split(), "auth-supernode-private-key")]
-    programs = (executor.SERVERAPP, executor.SIMULATION, executor.CLIENTAPP)
-    commands = [[*executor.task_command(name, "127.0.0.1:1", tmp_path, 1), "--token-file"] for name in programs]
-    for program, words in zip((*programs, "flower-supernode"), (*commands, node_options), strict=True):
-        help_ = subprocess.run([script_path(program), "--help"], capture_output=True, text=True, check=True).stdout
-        assert all(word in help_ for word in words if word.startswith("--")), program
+    commands = [
+        [*executor.task_command(name, "127.0.0.1:1", tmp_path, 1), "--token-file"] for name in PROGRAMS[:3]
+    ]
+    for program, words in zip(PROGRAMS, (*commands, node_options), strict=True):
+        assert os.access(script_path(program), os.X_OK)
+        assert answers[program].returncode == 0
+        assert all(word in answers[program].stdout for word in words if word.startswith("--")), program
 
 
-def answers(statuses: dict[str, int]) -> object:
+def app_with(statuses: dict[str, int]) -> object:
     """A SuperLink's app that answers POST with these statuses, 401 elsewhere, and GET with 405."""
 
     async def app(scope: dict[str, str], _receive: object, send: object) -> None:
@@ -207,7 +238,7 @@ def test_guarantee_a_flower_that_answers_unauthenticated_requests_is_refused(
     statuses: dict[str, int], registered: bool, fault: str | None
 ) -> None:
     """A Flower that keeps its names, and lets strangers in."""
-    link = front.SuperLinkApp(answers(statuses), long_polling=True)  # type: ignore[arg-type]
+    link = front.SuperLinkApp(app_with(statuses), long_polling=True)  # type: ignore[arg-type]
     with refusal(fault) if fault is not None else nullcontext():
         asyncio.run(link.check_access(has_registered_keys=registered, has_fleet=True))
 

@@ -1,5 +1,6 @@
 """Small apps of one's own: two networks, their clients' records, and a run of both sides in this process."""
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -59,10 +60,13 @@ def network(kind: type[nn.Module] = Softmax, dtype: torch.dtype = torch.float32)
     return kind().to(dtype)
 
 
+@functools.cache
 def data() -> Arrays:
     """All training records: (n, 1, 28, 28) in [0, 1], and their classes."""
     synthetic = load("synthetic")
     images = synthetic.train_images.reshape(-1, 1, 28, 28).astype(np.float32) / 255
+    for array in (images, synthetic.train_labels):
+        array.flags.writeable = False
     return images, synthetic.train_labels
 
 

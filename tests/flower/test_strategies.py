@@ -43,8 +43,10 @@ from tests.flower.apps import (
     silo_of,
     train_of,
 )
+from tests.parts import in_turn
 
 NETWORKS = {"softmax": Softmax, "cnn": CNN}
+TRUSTS = ("untrusted", "trusted", "secure-aggregation")
 GOLDSTEIN = {
     "smoothing": 0.1, "radius": 0.02, "period": 3, "anchor_clip": 1.0, "clip": 0.5, "step": 0.005, "window": 2,
     "output": "last",
@@ -74,8 +76,7 @@ def scenario_model(
     return results.cells[0].model()
 
 
-@pytest.mark.parametrize("trust", ["untrusted", "trusted", "secure-aggregation"])
-@pytest.mark.parametrize("kind", NETWORKS)
+@pytest.mark.parametrize(("trust", "kind"), in_turn(TRUSTS, list(NETWORKS)))
 def test_an_app_with_the_dp_mu2_fl_strategy_trains_the_model_of_the_equal_scenario(
     tmp_path: Path, kind: str, trust: str
 ) -> None:
@@ -122,8 +123,7 @@ def test_a_strategy_has_the_participation_and_model_of_the_equal_scenario(
     np.testing.assert_array_equal(flat(result.arrays), expected)
 
 
-@pytest.mark.parametrize("trust", ["untrusted", "trusted", "secure-aggregation"])
-@pytest.mark.parametrize("row", ["dp-mu2-fl", *OF_ROWS])
+@pytest.mark.parametrize(("row", "trust"), in_turn(["dp-mu2-fl", *OF_ROWS], TRUSTS))
 def test_a_strategy_without_a_seed_draws_fresh_noise_with_an_exact_integer_claim(row: str, trust: str) -> None:
     """Two runs differ, and both keep the target in the program's own arithmetic."""
     strategy, settings = OF_ROWS.get(row, (DPMu2FL, SETTINGS))

@@ -12,6 +12,7 @@ equivalent = true                             # optional: no test can see it, an
 
 import ast
 import functools
+import re
 import tomllib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -68,9 +69,10 @@ def faults(listed: Sequence[Mutant], root: Path = ROOT) -> list[str]:
         if ids.count(mutant.id) > 1:
             found.append(f"{mutant.where}: the id is listed {ids.count(mutant.id)} times")
         try:
-            changed = mutant.applied((root / mutant.file).read_text(encoding="utf-8"))
+            source = (root / mutant.file).read_text(encoding="utf-8")
+            changed = mutant.applied(source)
             if mutant.file.endswith(".py"):
-                ast.parse(changed)
+                ast.parse(_statements_of(mutant, source, changed))
         except (OSError, ValueError, SyntaxError) as error:
             found.append(str(error) if isinstance(error, ValueError) else f"{mutant.where}: {error}")
         if mutant.before == mutant.after:
@@ -80,6 +82,22 @@ def faults(listed: Sequence[Mutant], root: Path = ROOT) -> list[str]:
         if not mutant.equivalent and not _exists(mutant.killed_by, root):
             found.append(f"{mutant.where}: there is no test {mutant.killed_by!r}")
     return found
+
+
+def _statements_of(mutant: Mutant, source: str, changed: str) -> str:
+    """The statements at the top level that the change touches, after it: no other can have become wrong by it."""
+    first = source.count("\n", 0, source.index(mutant.before))
+    last, added = first + mutant.before.count("\n"), changed.count("\n") - source.count("\n")
+    starts = [line for line in _starts(source) if line <= first]
+    ends = [line for line in _starts(source) if line > last]
+    return "\n".join(changed.split("\n")[starts[-1] if starts else 0 : ends[0] + added if ends else None])
+
+
+@functools.cache
+def _starts(source: str) -> list[int]:
+    """Lines at which the statements of the top level start, their decorators included, counted from 0."""
+    heads = ([node, *getattr(node, "decorator_list", [])] for node in ast.parse(source).body)
+    return [min(node.lineno for node in head) - 1 for head in heads]
 
 
 def _exists(test: str, root: Path) -> bool:
@@ -92,7 +110,4 @@ def _exists(test: str, root: Path) -> bool:
 
 @functools.cache
 def _functions(path: Path) -> frozenset[str]:
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    return frozenset(
-        node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-    )
+    return frozenset(re.findall(r"^ *(?:async )?def (\w+)", path.read_text(encoding="utf-8"), re.MULTILINE))

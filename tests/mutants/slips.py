@@ -10,7 +10,7 @@ import hashlib
 import itertools
 import random
 import types
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
 from pathlib import Path
@@ -126,9 +126,9 @@ def sources(folders: Iterable[str], root: Path = ROOT) -> list[str]:
     return sorted(str(path.relative_to(root)) for path in paths)
 
 
-def sites(source: str, file: str) -> list[list[Slip]]:
-    """Slips of a file by site, that is by place and operator, in the order of the source."""
-    finder = _Finder(source, file)
+def sites(source: str, file: str, functions: Collection[str] | None = None) -> list[list[Slip]]:
+    """Slips of a file, or of some functions of it, by site, that is place and operator, in its order."""
+    finder = _Finder(source, file, functions)
     finder.visit(ast.parse(source), "", None)
     return finder.sites
 
@@ -151,8 +151,9 @@ def draw(
 
 
 class _Finder:
-    def __init__(self, source: str, file: str) -> None:
+    def __init__(self, source: str, file: str, functions: Collection[str] | None) -> None:
         self.sites: list[list[Slip]] = []
+        self._functions = functions
         self._file = file
         self._data = source.encode()
         self._starts = [0, *itertools.accumulate(len(line) for line in self._data.splitlines(keepends=True))]
@@ -194,6 +195,8 @@ class _Finder:
         stop = self._starts[node.end_lineno - 1] + node.end_col_offset
         first, last = self._starts[node.lineno - 1], self._starts[node.end_lineno]
         at_import = isinstance(function, _Class) or not function
+        if self._functions is not None and ("" if at_import else function) not in self._functions:
+            return
         site = []
         for new in variants:
             text, lines = ast.unparse(new), "\n" * (node.end_lineno - node.lineno)

@@ -16,8 +16,8 @@ from fedpriv.scenario.schema import Cell
 from fedpriv.silo.admission import Admission, why_unguarded
 from fedpriv.silo.policy import Policy
 from tests.conftest import small_tree
+from tests.forks import ROOT, run_in_forks
 
-ROOT = Path(__file__).parents[2]
 WITHOUT = """
 import sys
 
@@ -35,50 +35,86 @@ def python(code: str, *arguments: str) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
 
 
-@pytest.mark.parametrize("module", ["fedpriv", "fedpriv.silo.guards", "fedpriv.cli.run", "fedpriv.server.app"])
-def test_the_core_imports_no_add_on(module: str) -> None:
-    code = f"import sys, {module}; print([name for name in sys.modules if name.startswith('fedpriv.addons')])"
-    assert python(code).stdout == "[]\n"
-
-
-@pytest.mark.parametrize(
-    ("statistics", "evaluation", "loaded"),
-    [((), None, []), (("age",), None, ["indicators", "plan"]), ((), 1, ["curves", "indicators", "roc"])],
+CORE = ("fedpriv", "fedpriv.silo.guards", "fedpriv.cli.run", "fedpriv.server.app")
+ALLOWED: list[tuple[tuple[str, ...], int | None, list[str]]] = [
+    ((), None, []), (("age",), None, ["indicators", "plan"]), ((), 1, ["curves", "indicators", "roc"])
+]  # fmt: skip
+OUTSIDE: list[tuple[dict[str, Any], str]] = [
+    ({"model": {"name": "statistics"}}, "is of an add-on, and allow.statistics allows no run of it"),
+    ({"evaluation": {"curves": {}}}, "evaluation.curves: the policy has no section [evaluation]"),
+    ({"model": {"name": []}, "evaluation": {"curves": None}}, "None"),
+]
+COMMAND_NAMES = [name for names in COMMANDS.values() for name in names]
+FIND_MODEL = "from fedpriv.loss.models import find_model\nfind_model('statistics')"
+SMALL_RUN = (
+    *("run", "scenarios/quickstart.toml", "--set", "federation.rounds=4", "--set", "data.name=synthetic"),
+    *("--set", "run.evaluations=1", "--set", "seeds=[1]", "--out"),
 )
-def test_a_guard_imports_exactly_the_add_ons_that_its_policy_allows(
-    statistics: tuple[str, ...], evaluation: int | None, loaded: list[str]
-) -> None:
-    """Before it sees a scenario: afterwards it admits none of another add-on (`Admission._why_unknown_code`)."""
-    code = f"""
+
+
+def main_of(*arguments: str) -> str:
+    return f"sys.argv = ['fedpriv', *{arguments}]\nfrom fedpriv.cli import main\nmain()"
+
+
+Answers = dict[str, "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture(scope="module")
+def answers(tmp_path_factory: pytest.TempPathFactory) -> Answers:
+    """What every program of this file shows, in an interpreter that has imported the core."""
+    shared = f"""
 import sys
 from types import SimpleNamespace as Some
+
+def add_ons():
+    return [name for name in sys.modules if name.startswith("fedpriv.addons")]
+
+imported = {{}}
+for module in {CORE}:
+    __import__(module)
+    imported[module] = add_ons()
+from fedpriv.silo.admission import Admission
 from fedpriv.silo.policy import Policy
+"""
+    programs = {module: f"print(imported[{module!r}])" for module in CORE}
+    for statistics, evaluation, _ in ALLOWED:
+        programs[f"{statistics} {evaluation}"] = f"""
 allow = Some(statistics={statistics!r}, extensions=(), models=(), algorithms=())
 Policy.import_extensions(Some(allow=allow, evaluation={evaluation!r}))
 names = [name.split(".") for name in sys.modules]
 print(sorted(name[3] for name in names if name[:2] == ["fedpriv", "addons"] and len(name) == 4))
 """
-    assert python(code).stdout == f"{loaded}\n"
-
-
-@pytest.mark.parametrize(
-    ("tree", "words"),
-    [
-        ({"model": {"name": "statistics"}}, "is of an add-on, and allow.statistics allows no run of it"),
-        ({"evaluation": {"curves": {}}}, "evaluation.curves: the policy has no section [evaluation]"),
-        ({"model": {"name": []}, "evaluation": {"curves": None}}, "None"),
-    ],
-)
-def test_a_scenario_naming_an_add_on_outside_the_policy_imports_no_code(tree: dict[str, Any], words: str) -> None:
-    code = f"""
-import sys
-from types import SimpleNamespace as Some
-from fedpriv.silo.admission import Admission
+    for tree, _ in OUTSIDE:
+        programs[f"{tree}"] = f"""
 allow = Some(models=(), algorithms=(), statistics=())
 print(Admission._why_unknown_code(Some(policy=Some(allow=allow, evaluation=None)), {tree!r}))
-print([name for name in sys.modules if name.startswith("fedpriv.addons")])
+print(add_ons())
 """
-    reason, imported = python(code).stdout.splitlines()
+    for command in COMMAND_NAMES:
+        programs[command] = f"{WITHOUT}\n{main_of(*command.split(), 'x', '--y')}"
+    programs["model"] = f"{WITHOUT}\n{FIND_MODEL}"
+    programs["run"] = f"{WITHOUT}\n{main_of(*SMALL_RUN, str(tmp_path_factory.mktemp('small') / 'run'))}"
+    return dict(zip(programs, run_in_forks(shared, *programs.values()), strict=True))
+
+
+@pytest.mark.parametrize("module", CORE)
+def test_the_core_imports_no_add_on(module: str, answers: Answers) -> None:
+    assert answers[module].stdout == "[]\n"
+
+
+@pytest.mark.parametrize(("statistics", "evaluation", "loaded"), ALLOWED)
+def test_a_guard_imports_exactly_the_add_ons_that_its_policy_allows(
+    statistics: tuple[str, ...], evaluation: int | None, loaded: list[str], answers: Answers
+) -> None:
+    """Before it sees a scenario: afterwards it admits none of another add-on (`Admission._why_unknown_code`)."""
+    assert answers[f"{statistics} {evaluation}"].stdout == f"{loaded}\n"
+
+
+@pytest.mark.parametrize(("tree", "words"), OUTSIDE)
+def test_a_scenario_naming_an_add_on_outside_the_policy_imports_no_code(
+    tree: dict[str, Any], words: str, answers: Answers
+) -> None:
+    reason, imported = answers[f"{tree}"].stdout.splitlines()
     assert words in reason
     assert imported == "[]"
 
@@ -129,32 +165,30 @@ def test_the_documented_add_on_command_works_after_adding_one_file_and_one_line(
     head, start, tail = table.read_text(encoding="utf-8").partition('    "audit.options": ("audit",),\n')
     table.write_text(f"{head}{line}\n{start}{tail}", encoding="utf-8")
     run = fedpriv.run(small_tree(), out=tmp_path / "run")
-    code = f"import sys; sys.path.insert(0, {str(tmp_path)!r})\nfrom fedpriv.cli import main\nmain()"
-    missing = python(code, "weather", str(run.folder))
+    start = f"import sys; sys.path.insert(0, {str(tmp_path)!r})\nimport fedpriv.api.results"
+    written = f"open({str(tmp_path / 'fedpriv' / 'addons' / 'weather.py')!r}, 'w').write({file!r})\n"
+    weather = main_of("weather", str(run.folder))
+    missing, shown, help_ = run_in_forks(start, weather, written + weather, main_of("--help"))
     assert "fedpriv weather: it is of the add-on 'weather', which this installation lacks" in missing.stderr
-    (tmp_path / "fedpriv" / "addons" / "weather.py").write_text(file, encoding="utf-8")
-    assert python(code, "weather", str(run.folder)).stdout == f"{run[0].rounds} rounds\n"
-    assert "Show the number of rounds of a run." in python(code, "--help").stdout
+    assert shown.stdout == f"{run[0].rounds} rounds\n"
+    assert "Show the number of rounds of a run." in help_.stdout
 
 
-@pytest.mark.parametrize("command", [name for names in COMMANDS.values() for name in names])
-def test_a_command_of_an_add_on_that_is_not_installed_fails_in_one_line(command: str) -> None:
-    done = python(f"{WITHOUT}\nfrom fedpriv.cli import main\nmain()", *command.split(), "x", "--y")
+@pytest.mark.parametrize("command", COMMAND_NAMES)
+def test_a_command_of_an_add_on_that_is_not_installed_fails_in_one_line(command: str, answers: Answers) -> None:
+    done = answers[command]
     assert done.returncode == InputError.exit_code
     assert done.stdout == ""
     assert "which this installation lacks" in done.stderr
     assert done.stderr.count("\n") == 1
 
 
-def test_a_scenario_naming_an_add_on_that_is_not_installed_says_which_one_is_missing() -> None:
-    done = python(f"{WITHOUT}\nfrom fedpriv.loss.models import find_model\nfind_model('statistics')")
-    assert "model 'statistics': it is of the add-on 'statistics', which this installation lacks" in done.stderr
+def test_a_scenario_naming_an_add_on_that_is_not_installed_says_which_one_is_missing(answers: Answers) -> None:
+    words = "model 'statistics': it is of the add-on 'statistics', which this installation lacks"
+    assert words in answers["model"].stderr
 
 
-def test_a_scenario_without_add_ons_runs_where_none_is_installed(tmp_path: Path) -> None:
-    code = f"{WITHOUT}\nfrom fedpriv.cli import main\nmain()"
-    small = ["--set", "federation.rounds=4", "--set", "data.name=synthetic", "--set", "run.evaluations=1"]
-    command = ["run", "scenarios/quickstart.toml", *small, "--set", "seeds=[1]", "--out", str(tmp_path / "run")]
-    done = python(code, *command)
+def test_a_scenario_without_add_ons_runs_where_none_is_installed(answers: Answers) -> None:
+    done = answers["run"]
     assert done.returncode == 0, done.stderr
-    assert (tmp_path / "run" / "results.json").is_file()
+    assert (Path(done.stdout.splitlines()[-1].removeprefix("results: ")) / "results.json").is_file()
