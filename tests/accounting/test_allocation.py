@@ -168,6 +168,7 @@ def test_delta_does_not_rise_with_more_noise_more_rounds_or_larger_epsilon(
     assert AllocatedGaussian(z, bins).delta_of(epsilon + 0.1) <= base
 
 
+@pytest.mark.slow
 def test_zero_out_epsilon_of_100000_rounds_is_below_replace_one_and_below_30000_rounds() -> None:
     """Before: ε = 0.043 of 100,000 rounds at z = 5, 38 times the truth, and 0.0049 of a third as many."""
     most, fewer = (AllocatedGaussian(5.0, bins).epsilon_of(1e-5) for bins in (100_000, 30_000))
