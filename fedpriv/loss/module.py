@@ -436,22 +436,34 @@ def why_refused(layer: nn.Module) -> str | None:
 
     Refused are layers that mix records (BatchNorm without fixed statistics, an embedding scaled by frequency),
     remember records (running statistics), draw random numbers (dropout, RReLU, fractional pooling) or change their
-    weight (`max_norm`), and layers without parameters yet (lazy ones).
+    weight (`max_norm`), layers without parameters yet (lazy ones), and layers with a backward hook, which the
+    routes of several records do not run and that of a single record does.  Forward hooks run on every route.
     """
-    if isinstance(layer, _BatchNorm) and (layer.training or not layer.track_running_stats):
-        return "mixes the records of a batch; GroupNorm or LayerNorm does not"
-    if isinstance(layer, _NormBase) and layer.training and layer.track_running_stats:
-        return "remembers the records of earlier calls; track_running_stats = False does not"
     dropout = layer.p if isinstance(layer, _DropoutNd) else getattr(layer, "dropout", 0.0)
-    if isinstance(dropout, float | int) and dropout > 0.0:
-        return "draws random numbers; a model without dropout, or with p = 0, can be used"
-    if isinstance(layer, nn.RReLU | nn.FractionalMaxPool2d | nn.FractionalMaxPool3d):
-        return f"draws random numbers; {'LeakyReLU' if isinstance(layer, nn.RReLU) else 'MaxPool'} does not"
-    if isinstance(layer, nn.Embedding | nn.EmbeddingBag):
-        if layer.max_norm is not None:
-            return "changes its weight in the forward pass; max_norm = None does not"
-        if layer.scale_grad_by_freq:
-            return "counts the words of a whole batch; scale_grad_by_freq = False does not"
-    if any(map(is_lazy, layer.parameters(recurse=False))):
-        return "has no parameters yet; call the module on a record once"
-    return None
+    quiet_layer = "LeakyReLU" if isinstance(layer, nn.RReLU) else "MaxPool"
+    reasons = {
+        "mixes the records of a batch; GroupNorm or LayerNorm does not": (
+            isinstance(layer, _BatchNorm) and (layer.training or not layer.track_running_stats)
+        ),
+        "remembers the records of earlier calls; track_running_stats = False does not": (
+            isinstance(layer, _NormBase) and layer.training and layer.track_running_stats
+        ),
+        "draws random numbers; a model without dropout, or with p = 0, can be used": (
+            isinstance(dropout, float | int) and dropout > 0.0
+        ),
+        f"draws random numbers; {quiet_layer} does not": (
+            isinstance(layer, nn.RReLU | nn.FractionalMaxPool2d | nn.FractionalMaxPool3d)
+        ),
+        "changes its weight in the forward pass; max_norm = None does not": (
+            isinstance(layer, nn.Embedding | nn.EmbeddingBag) and layer.max_norm is not None
+        ),
+        "counts the words of a whole batch; scale_grad_by_freq = False does not": (
+            isinstance(layer, nn.Embedding | nn.EmbeddingBag) and layer.scale_grad_by_freq
+        ),
+        "has no parameters yet; call the module on a record once": any(
+            map(is_lazy, layer.parameters(recurse=False))
+        ),
+        "has a backward hook, which runs or not by the number of records; remove it, or compute its gradient in a "
+        "torch.autograd.Function": bool(layer._backward_hooks or layer._backward_pre_hooks),
+    }
+    return next((reason for reason, is_refused in reasons.items() if is_refused), None)

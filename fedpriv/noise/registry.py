@@ -287,9 +287,10 @@ def make_mechanism(name: str, workload: Workload, options: MechanismOptions) -> 
             'mechanism = "auto": it is fitted before a run starts, and what is sent then names the mechanism and '
             "its numbers; nothing is fitted here"
         )
-    if (kind := lookup_mechanism_class(name)) is None:
+    if (kind := lookup_mechanism_class(name)) is None or kind in _ALGORITHM_MECHANISMS:
         raise InputError(
-            f"mechanism = {name!r}: accepted are {', '.join(repr(kind.name) for kind in SELECTABLE_MECHANISMS)}"
+            f"mechanism = {name!r}: {'it belongs to one algorithm; ' if kind else ''}accepted are "
+            f"{', '.join(repr(kind.name) for kind in SELECTABLE_MECHANISMS)}"
         )
     roots = options.model_fields_set & BufferedOptions.model_fields.keys()
     if roots and not issubclass(kind, BufferedToeplitz):

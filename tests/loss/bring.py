@@ -99,6 +99,12 @@ def packing(net: Any, values: Tensor) -> Any:
     return net.head(net.rnn(packed)[1][-1])
 
 
+def hooked() -> nn.Module:
+    network = nn.Sequential(nn.Linear(WIDE, 4), nn.Tanh(), nn.Linear(4, OUTPUTS))
+    network[2].register_full_backward_hook(lambda layer, inputs, outputs: (3.0 * inputs[0],))
+    return network
+
+
 def backbone() -> nn.Module:
     return nn.Sequential(nn.Linear(WIDE, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, OUTPUTS))
 
@@ -214,5 +220,6 @@ REFUSED: dict[str, Case] = {
         lambda: Net(packing, rnn=nn.GRU(WIDE, 4, batch_first=True), head=nn.Linear(4, OUTPUTS)), SEQUENCE
     ),
     "LazyLinear and others before their first record": Case(lambda: classify(nn.LazyLinear(4), 4)),
+    "a layer with a backward hook": Case(hooked),
 }  # fmt: skip
 """By row of the page's second table."""

@@ -255,6 +255,22 @@ def test_layers_whose_gradient_is_not_the_records_own_are_refused(layer: nn.Modu
         make_module_objective(nn.Sequential(nn.Linear(6, 5), layer, nn.Linear(5, 3)), 6, CrossEntropy(), 0)
 
 
+@pytest.mark.parametrize(
+    "register",
+    [
+        nn.Module.register_backward_hook,
+        nn.Module.register_full_backward_hook,
+        nn.Module.register_full_backward_pre_hook,
+    ],
+)
+def test_a_layer_with_a_backward_hook_is_refused(register: Callable[..., object]) -> None:
+    """A hook ran on a record alone, as a guard trains, and not on several: two gradients of one record."""
+    network = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3))
+    register(network[2], lambda *arguments: None)
+    with pytest.raises(InputError, match=r"layer 2 \(Linear\) has a backward hook.*torch\.autograd\.Function$"):
+        make_module_objective(network, 6, CrossEntropy(), 0)
+
+
 @pytest.mark.parametrize("several", [1, 2])
 def test_hidden_randomness_is_refused(several: int) -> None:
     objective = make_module_objective(Noisy(6, 3), 6, CrossEntropy(), 0, F64)

@@ -34,6 +34,8 @@ def make(name: str, workload: Workload | None = None, **keys: object) -> object:
 
 
 BUILT: list[tuple[Callable[[], object], str]] = [
+    # mechanisms of one algorithm: as a tree, its words would name constants that are not charged
+    (lambda: make("paper-tree"), "'paper-tree': it belongs to one algorithm; accepted are 'independent'"),
     # workloads
     (lambda: workload_of(3, math.nan), "decay = nan"),
     (lambda: workload_of(0), "rounds = 0"),
