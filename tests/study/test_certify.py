@@ -345,6 +345,20 @@ def test_a_silo_statement_without_a_valid_silo_number_is_refused_and_changes_no_
     assert "--signed: a file is no statement that a silo signed" in line
 
 
+def test_a_certificate_that_fails_its_verification_replaces_none(certified: Deployment, tmp_path: Path) -> None:
+    statement = json.loads((certified.folder / "silo-0.json").read_text())
+    statement["signed"]["signature"] = "00" * 64
+    path = tmp_path / "silo-0.json"
+    path.write_bytes(canonical_json(statement))
+    files = sorted(path for path in certified.folder.iterdir() if path.is_file())
+    before = [path.read_bytes() for path in files]
+    line = certified.draft("--signed", path)
+    assert line.count("\n") == 1
+    assert "certificate.json is not written: the new certificate has a fault: the signature of silo-0" in line
+    assert sorted(path for path in certified.folder.iterdir() if path.is_file()) == files
+    assert [path.read_bytes() for path in files] == before
+
+
 def test_signed_silo_statements_are_sorted_by_silo_number() -> None:
     body = {"record": {"engine": "deployment", "scenario": {"federation": {"silos": 12, "rounds": 1, "batch": 1}}}}
     signed = [{"silo": silo, "body": sha256(canonical_json(body))} for silo in (10, 2, 0, 11)]

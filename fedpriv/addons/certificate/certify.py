@@ -260,22 +260,33 @@ def format_envelopes(tree: Mapping[str, Any]) -> str:
     certificate without the coordinator's signature, and that of a silo is its statement without its signature.
     """
     document = {name: value for name, value in tree.items() if name != "coordinator"}
-    envelopes = [make_envelope(tree["format"], document, tree["coordinator"])]
-    for statement in tree["silos"]:
-        facts = {name: value for name, value in statement.items() if name != "signed"}
-        envelopes.append(make_envelope(STATEMENT_NAMES[tree["format"]], facts, statement["signed"]))
+    envelopes = [
+        make_envelope(tree["format"], document, tree["coordinator"]),
+        *(
+            make_envelope(
+                STATEMENT_NAMES[tree["format"]],
+                {name: value for name, value in statement.items() if name != "signed"},
+                statement["signed"],
+            )
+            for statement in tree["silos"]
+        ),
+    ]
     return "".join(f"{json.dumps(envelope)}\n" for envelope in envelopes)
 
 
-def read_certificate(path: Path) -> dict[str, Any]:
+def read_certificate(path: Path, content: bytes | None = None) -> dict[str, Any]:
     """Read a certificate's JSON document without recomputing a figure or checking a signature.
 
     The result has the keys of the module's table, with values that are not checked except for the format.
 
+    Args:
+        path: The certificate.
+        content: Bytes of a certificate that is not written yet, or None to read them from `path`.
+
     Raises:
         InputError: If the file cannot be read, or is no certificate of a known format.
     """
-    tree = read_canonical_json(read_file_bytes(path), path)
+    tree = read_canonical_json(read_file_bytes(path) if content is None else content, path)
     is_known = tree.get("format") in (FORMAT, OLD_FORMAT)
     if "fedpriv" in str(tree.get("format")) and not is_known:
         raise InputError(
@@ -294,6 +305,7 @@ def verify_certificate(
     model: Path | None = None,
     *,
     require_all_silos: bool = True,
+    content: bytes | None = None,
 ) -> VerifiedCertificate:
     """Check a certificate's signatures, and recompute its figures without the data.
 
@@ -302,6 +314,7 @@ def verify_certificate(
         signers: Trusted public keys by name, "coordinator" and "silo-NUMBER".
         model: A file to compare with the certified model, or None for no comparison.
         require_all_silos: Whether a deployment's certificate without each silo's signature is refused.
+        content: Bytes of a certificate that is not written to `path` yet, or None to read them from there.
 
     Raises:
         InputError: If the file cannot be read, or is no certificate of a known format.
@@ -325,7 +338,8 @@ def verify_certificate(
     recomputed.  Scores, missed rounds, the choice of settings (`tuned`), the audit, answers of people, and the
     date rest on the coordinator's word.  All facts of ledgers but the charges rest on the silos' word.
     """
-    tree = read_certificate(path)
+    tree = read_certificate(path, content)
+    source = path if content is None else f"{path} is not written: the new certificate has a fault"
     try:
         if COORDINATOR not in signers:
             raise InputError(f"the keys that you trust have none of the {COORDINATOR}")
@@ -342,13 +356,13 @@ def verify_certificate(
             raise InputError(f"about is {sanitize_line(repr(tree['about']), 60)}, and it is: {result.about_line}")
         if require_all_silos and result.unsigned_silos:
             raise InputError(result.about_line)
-        if model is not None and sha256(content := read_file_bytes(model)) != tree["body"]["model"]["sha256"]:
-            raise InputError(f"{model} ({len(content)} bytes) is not the model that was certified")
+        if model is not None and sha256(weights := read_file_bytes(model)) != tree["body"]["model"]["sha256"]:
+            raise InputError(f"{model} ({len(weights)} bytes) is not the model that was certified")
     except InputError as error:
-        raise RunError(f"{path}: {error}") from None
+        raise RunError(f"{source}: {error}") from None
     except Exception as error:  # a signed document can have any other shape, and the message stays one line
         raise RunError(
-            f"{path}: is not a whole certificate ({type(error).__name__}: {sanitize_line(str(error), 100)})"
+            f"{source}: is not a whole certificate ({type(error).__name__}: {sanitize_line(str(error), 100)})"
         ) from None
     return result
 

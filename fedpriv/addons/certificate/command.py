@@ -648,8 +648,8 @@ def certify(
     Raises:
         InputError: If the run, an answer, the key or a silo's file cannot be used, a fact of the cell is not that
             of its scenario, or a silo signed another body.
-        RunError: If the run's claim is not what releases and scenario give, or the written certificate fails its
-            verification, for example by a silo's wrong signature.
+        RunError: If the run's claim is not what releases and scenario give, or the new certificate fails its
+            verification, for example by a silo's wrong signature.  No file is written then.
     """
     # The body is complete, and its figures are recomputed, before anything is written.
     results, audit = read_claims(folder), load_audit(folder)
@@ -665,14 +665,15 @@ def certify(
         not key.exists(),
         load_or_create_key(key),
     )
-    path = folder / CERTIFICATE_FILE
-    write_bytes(path, sign_certificate(body, silo_statements, coordinator_key))
-    # The written file is verified, with the silos' keys that their statements name.
+    path, content = folder / CERTIFICATE_FILE, sign_certificate(body, silo_statements, coordinator_key)
+    # Verified with the silos' keys that their statements name, before an earlier certificate is replaced.
     certificate = verify_certificate(
         path,
         {COORDINATOR: coordinator_key.public_key(), **silo_keys},
         require_all_silos=False,
+        content=content,
     )
+    write_bytes(path, content)
     write_text(folder / ENVELOPES_FILE, format_envelopes(read_certificate(path)))
     lines = [f"{COORDINATOR} {format_public_key(coordinator_key.public_key())}", *certificate.lines]
     if certificate.is_simulation or silo_statements:
