@@ -126,7 +126,7 @@ def _end(message: str, code: int) -> None:
 
 @contextmanager
 def _translate_torch_errors() -> Iterator[None]:
-    """Convert torch's errors for an overflow or a lack of CPU memory to OverflowError and MemoryError.
+    """Convert torch's errors for an overflow or a lack of memory to OverflowError and MemoryError.
 
     torch raises RuntimeError for both, so that words of the message tell them apart.
     """
@@ -136,7 +136,7 @@ def _translate_torch_errors() -> Iterator[None]:
         text = str(error)
         if "without overflow" in text:
             raise OverflowError(text) from None
-        if "allocate memory" in text:
+        if "allocate memory" in text or "out of memory" in text:
             raise MemoryError(text) from None
         raise
 

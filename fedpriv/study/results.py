@@ -115,6 +115,7 @@ class RunFolder(RunObserver):
         fits: Mapping[str, FittedNoise] | None = None,
         group_cells: CellGrouping | None = None,
         checkpoints: CheckpointFolder | None = None,
+        check_only: bool = False,
     ) -> None:
         """Open a results folder, and load its finished cells if the run is resumed.
 
@@ -140,6 +141,8 @@ class RunFolder(RunObserver):
             group_cells: Function that groups the cells which the engine computes together, or None if it computes
                 each alone.
             checkpoints: Checkpoints of the folder, which are checked, or None to check none.
+            check_only: Whether the folder is read and checked alone, and nothing in it is written.  Points that
+                wait for a first step pass for stored ones that have taken it, whatever its result.
 
         Raises:
             InputError: The folder holds results or checkpoints of another run, progress of any run without
@@ -159,7 +162,8 @@ class RunFolder(RunObserver):
             self._records = self._load_finished(group_cells)
         if checkpoints is not None:
             checkpoints.check_scenario(self.scenario)
-        path.mkdir(parents=True, exist_ok=True)
+        if check_only:
+            return
         self._drop_unfinished_history()
         self._write_results()
 
@@ -274,10 +278,10 @@ class RunFolder(RunObserver):
         for batch_range in batch_ranges(self.scenario, self._seed_batches):
             finished_indices = records.keys() & set(batch_range)
             if finished_indices and len(finished_indices) < len(batch_range):
-                groups_of_batch = group_cells(
-                    [self.scenario.points[cell_index].cell for cell_index in batch_range]
+                index_groups = (
+                    {batch_range[index] for index in group}
+                    for group in group_cells([self.scenario.points[cell_index].cell for cell_index in batch_range])
                 )
-                index_groups = ({batch_range[index] for index in group} for group in groups_of_batch)
                 repeated_indices.update(*(group for group in index_groups if not finished_indices >= group))
         return {cell_index: record for cell_index, record in records.items() if cell_index not in repeated_indices}
 

@@ -31,6 +31,7 @@ from fedpriv.core.errors import InputError, sanitize_line
 from fedpriv.core.figures import format_upper, format_upper_delta
 from fedpriv.core.files import PRIVATE_MODE, write_bytes
 from fedpriv.engines.vectorized.checkpoints import Checkpoints, read_header
+from fedpriv.plan.evaluation import apply_scaling
 from fedpriv.scenario.load import Scenario, SweepPoint
 from fedpriv.scenario.schema import Cell
 
@@ -247,8 +248,7 @@ class CheckpointFolder(Checkpoints):
                 self._observer.notified(f"{path}: not used, and its rounds are run again: {reason}")
 
     def latest(self, name: str) -> bytes | None:
-        path = self._path(name)
-        return path.read_bytes() if path.exists() else None
+        return self._path(name).read_bytes() if self._path(name).exists() else None
 
     def keep(self, name: str, content: bytes) -> None:
         """Write a checkpoint, of mode 0600.
@@ -352,12 +352,17 @@ def check_axes(folder: Path, stored: Mapping[str, Any], current: Mapping[str, An
 
 
 def check_cell(folder: Path, number: int, stored: Cell, scenario: Scenario) -> None:
-    """Raise InputError if the finished cell `number` of the folder is not the scenario's."""
-    points = scenario.points
+    """Raise InputError if the finished cell `number` of the folder is not the scenario's.
+
+    A cell that waits for its first step is compared as if the step had given the stored cell's scaling.
+    """
+    cell = scenario.points[number].cell if 0 <= number < len(scenario.points) else None
+    if cell is not None and cell.data.needs_first_step and (scaling := stored.data.scaling) is not None:
+        cell = apply_scaling(cell, scaling)
     difference = (
-        first_difference(stored.canonical_data(), points[number].cell.canonical_data())
-        if 0 <= number < len(points)
-        else f"this scenario has {len(points)} cells"
+        f"this scenario has {len(scenario.points)} cells"
+        if cell is None
+        else first_difference(stored.canonical_data(), cell.canonical_data())
     )
     if difference:
         raise other_run_error(folder, f"its cell {number} differs from this scenario's: {difference}")

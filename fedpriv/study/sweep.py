@@ -83,9 +83,7 @@ def scale_scenario(
     for point, first in zip(scenario.points, first_steps, strict=True):
         cell, schema = point.cell, point.cell.data.table_schema
         if schema is not None and first is not None:
-            if _cell_text(first) not in outcomes:
-                outcomes[_cell_text(first)] = run_first_step(first)
-            outcome = outcomes[_cell_text(first)]
+            outcome = outcomes[_cell_text(first)] = outcomes.get(_cell_text(first)) or run_first_step(first)
             moments = np.asarray(outcome.model) / schema.counted_share(for_testing=False)
             cell = apply_scaling(cell, scaling_from_moments(schema.number_features, moments))
             results_by_cell[_cell_text(cell)] = outcome
@@ -203,8 +201,6 @@ def run_sweep(
     path, resume = options.out or find_free_folder(scenario.name, resume=options.resume), options.resume
     checkpoints = CheckpointFolder(path, ObserverGroup((), observers))
     with lock_folder(path), ExitStack() as stack:
-        # Fits and progress in the folder.  Results of another run are refused by `RunFolder`, after first steps.
-        cached_fits = read_fits(path) if resume else {}
         check_no_results(path, resume=resume)
         # Engine of the cells, and of first steps, which have no checkpoints.
         first_step_engine = make_engine(options.engine, path, options.connection)
@@ -216,27 +212,33 @@ def run_sweep(
         # Numbers that the cells need: fitted noise, and the scaling that first steps release.
         scenario, fits, first_step_cells = prepare_scenario(
             scenario,
-            cached_fits,
+            read_fits(path) if resume else {},
             ObserverGroup((), observers).fitted,
             has_records=has_records,
             for_release=engine_row.makes_release,
         )
-        scenario, first_steps = scale_scenario(
-            scenario, first_step_cells, partial(_run_single_cell, first_step_engine)
-        )
-        if has_records:
-            check_memory([point.cell for point in scenario.points], options.engine, options.process_count)
-        # Folder with its finished cells, from which the missing ones follow.
-        folder = RunFolder(
+        # Another run's folder, and a run without the memory, are refused before first steps are taken.
+        open_folder = partial(
+            RunFolder,
             path,
-            scenario,
-            options.engine,
+            engine=options.engine,
             resume=resume,
             rerun=rerun,
             fits=fits,
             group_cells=engine_row.group_cells,
-            checkpoints=checkpoints,
         )
+        stored_folder = open_folder(scenario, check_only=True)
+        for cell_indices in stored_folder.missing_by_batch if has_records else ():
+            check_memory(
+                [assume_scaling(stored_folder.scenario.points[index].cell) for index in cell_indices],
+                options.engine,
+                options.process_count,
+            )
+        scenario, first_steps = scale_scenario(
+            scenario, first_step_cells, partial(_run_single_cell, first_step_engine)
+        )
+        # Folder with its finished cells, from which the missing ones follow.
+        folder = open_folder(scenario, checkpoints=checkpoints)
         scenario, missing_indices, observers_of_run = folder.scenario, folder.missing_indices, [folder, *observers]
         # Runs of the missing cells, one batch of seeds at a time.
         for observer in observers_of_run:
@@ -266,8 +268,11 @@ def estimate_run_memory(scenario: Scenario, options: RunOptions) -> MemoryNeed |
     Raises:
         InputError: The scenario cannot be run with records of this machine, or there is too little memory.
     """
-    cells = [assume_scaling(point.cell) for point in prepare_scenario(scenario, {})[0].points]
-    return check_memory(cells, options.engine, options.process_count)
+    return check_memory(
+        [assume_scaling(point.cell) for point in prepare_scenario(scenario, {})[0].points],
+        options.engine,
+        options.process_count,
+    )
 
 
 def _run_single_cell(engine: Engine, cell: Cell) -> CellOutcome:

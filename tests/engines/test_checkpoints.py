@@ -238,6 +238,23 @@ def test_a_checkpoint_with_another_state_type_is_rejected() -> None:
         unpack_checkpoint(content, Inner(torch.zeros(3), 0.1), CPU)
 
 
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."),
+        RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes"),
+    ],
+)
+def test_a_checkpoint_is_kept_if_memory_is_missing_for_its_tensors(
+    monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    """Was: it counted as damaged, and all its rounds were run again."""
+    content = pack_checkpoint(SimulationCheckpoint(5, 1.5, [], (torch.zeros(3),)), ("a",))
+    monkeypatch.setattr(torch.Tensor, "to", Mock(side_effect=error))
+    with pytest.raises(RuntimeError, match="memory"):
+        unpack_checkpoint(content, (torch.zeros(3),), CPU)
+
+
 def test_a_state_that_cannot_be_serialized_is_reported_once_and_the_run_completes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

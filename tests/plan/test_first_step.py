@@ -4,6 +4,7 @@ import ast
 import itertools
 import json
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,7 @@ from fedpriv.show.statement import make_statements
 from fedpriv.silo.demo import prepare_silos
 from fedpriv.silo.policy import read_policy
 from fedpriv.silo.shard import Shard
+from fedpriv.study import sweep
 from fedpriv.study.results import read_results
 from fedpriv.study.sweep import RunOptions, estimate_run_memory
 from tests.data.tables import rows, table_tree, write_csv
@@ -273,6 +275,51 @@ def test_a_folder_with_results_is_refused_before_feature_scaling_is_released(
     monkeypatch.setattr("fedpriv.study.sweep.scale_scenario", never)
     with pytest.raises(InputError, match="holds results already"):
         fedpriv.run(tree(tmp_path), out=folder)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"privacy": {"relation": "zero-out", "epsilon": 7.0}}, "cell 0 differs from this scenario.s: privacy"),
+        ({"seed": 9}, "its seeds are"),
+        ({"sweep": {"algorithm.clip": [0.5, 1.0]}}, "its sweep differs"),
+    ],
+)
+def test_a_folder_of_another_run_is_refused_before_feature_scaling_is_released(
+    tmp_path: Path, monkeypatch: Any, change: dict[str, Any], reason: str
+) -> None:
+    """Was: silos were charged for a first step, and then the folder was refused."""
+    folder = fedpriv.run(tree(tmp_path), out=tmp_path / "run").folder
+    before = (folder / "results.json").read_bytes()
+
+    def never(*_: Any) -> None:
+        raise AssertionError("a first step was taken")
+
+    monkeypatch.setattr("fedpriv.study.sweep.scale_scenario", never)
+    with pytest.raises(InputError, match=reason):
+        fedpriv.run({**tree(tmp_path), **change}, out=folder, resume=True)
+    assert (folder / "results.json").read_bytes() == before
+
+
+def test_too_little_memory_for_missing_cells_alone_is_refused_before_feature_scaling_is_released(
+    tmp_path: Path, monkeypatch: Any
+) -> None:
+    """Was: finished cells counted, after a first step."""
+    asked = {**tree(tmp_path), "sweep": {"seeds": [1, 2]}}
+    del asked["seed"]
+    folder = fedpriv.run(asked, out=tmp_path / "run").folder
+    checked_seeds = []
+    check_memory = sweep.check_memory
+
+    def note(cells: Sequence[Cell], *arguments: Any) -> Any:
+        checked_seeds.append([cell.seed for cell in cells])
+        return check_memory(cells, *arguments)
+
+    monkeypatch.setattr(sweep, "check_memory", note)
+    added = {**asked, "sweep": {"seeds": [1, 2, 3]}}
+    fedpriv.run(added, out=folder, resume=True)
+    fedpriv.run(added, out=folder, resume=True)
+    assert checked_seeds == [[3]]
 
 
 def test_training_rounds_without_an_integer_form_are_refused_before_feature_scaling(tmp_path: Path) -> None:

@@ -55,7 +55,7 @@ from torch import Tensor
 
 from fedpriv.addons.statistics.indicators import CellBlock, find_extent, prefix_root, prefix_root_matrix
 from fedpriv.addons.statistics.roc import TwoClassTable, combine_groups
-from fedpriv.core.errors import InputError, suggestion
+from fedpriv.core.errors import InputError, refuse, suggestion
 from fedpriv.data.schema import TableSchema
 from fedpriv.loss.objective import PROVED_DIAMETERS, Records
 from fedpriv.loss.rows import ModelSettings
@@ -274,8 +274,8 @@ def make_groupings(
         is_scaled: Whether columns of numbers are scaled by means and deviations ([data.scale]).
 
     Raises:
-        InputError: The data are no table of two classes, a column or its edges cannot be used, or the features
-            that the model sees do not show the groups.
+        InputError: The data are no table of two classes, a column or its edges cannot be used, the features that
+            the model sees do not show the groups, or figures of two groups would have the same key in results.json.
     """
     if schema is None or schema.class_count != 2:
         raise InputError("evaluation.curves: curves need a table of two classes; leave it out for other data")
@@ -306,10 +306,25 @@ def make_groupings(
         raise InputError(
             f"evaluation.curves.by: {missing[0]!r} is no feature of the table{suggestion(missing[0], names)}"
         )
-    if any(len(grouping.labels) > _MAX_GROUPS for grouping in groupings):
-        raise InputError(
-            f"evaluation.curves.by: a column has more than {_MAX_GROUPS} groups; leave it out, or give fewer edges"
-        )
+    keys = sorted(
+        f"{grouping.name}={label}{end}"
+        for grouping in groupings
+        for label in grouping.labels
+        for end in ("", "_low", "_high")
+    )
+    refuse(
+        {
+            f"evaluation.curves.by: a column has more than {_MAX_GROUPS} groups; leave it out, or give fewer edges": (
+                any(len(grouping.labels) > _MAX_GROUPS for grouping in groupings)
+            ),
+            **{
+                f"evaluation.curves.by: results would hold two figures by the key test_auc_of_{key}, since _low and "
+                "_high behind a group's name are the ends of its interval; rename one of the groups": True
+                for key, next_key in pairwise(keys)
+                if key == next_key
+            },
+        }
+    )
     order = {name: index for index, name in enumerate(settings.by)}
     return tuple(sorted(groupings, key=lambda grouping: order[grouping.name])) or (ONE_GROUP,)
 

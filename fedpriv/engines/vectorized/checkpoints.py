@@ -139,6 +139,7 @@ def unpack_checkpoint(content: bytes, like: Any, device: torch.device) -> Simula
 
     Raises:
         ValueError: The bytes are no checkpoint of this format, or are damaged.
+        RuntimeError: torch lacks memory for a tensor.
     """
     with _parse_checkpoint(content) as (header, arrays):
         states = _restore_state(header["states"], arrays, like, device)
@@ -155,6 +156,7 @@ def _parse_checkpoint(content: bytes) -> Iterator[tuple[dict[str, Any], Mapping[
 
     Raises:
         ValueError: The checkpoint has another format or is damaged.
+        RuntimeError: torch lacks memory for a tensor, which is no damage.
     """
     try:
         with np.load(io.BytesIO(content), allow_pickle=False) as file:
@@ -163,6 +165,8 @@ def _parse_checkpoint(content: bytes) -> Iterator[tuple[dict[str, Any], Mapping[
                 raise ValueError(f"format {header['format']}, this version of fedpriv reads format {FORMAT}")
             yield header, file
     except _DAMAGE_ERRORS as error:
+        if isinstance(error, RuntimeError) and "memory" in str(error):  # torch's, of a processor or a GPU
+            raise
         raise ValueError(f"not a whole checkpoint ({type(error).__name__}: {error})") from None
 
 

@@ -73,14 +73,14 @@ class GroupCheckpoints:
     def latest(self, like: Any, device: torch.device) -> SimulationCheckpoint | None:
         """Load the group's latest checkpoint, or return None without a readable one.
 
-        The observer is notified of a checkpoint that is damaged or has another format.
+        The observer is notified of a checkpoint that is damaged or has another format.  torch's error for a lack
+        of memory is passed on, so that the checkpoint is kept.
 
         Args:
             like: State with the types of the checkpoint's state, such as the state before round 1.
             device: Device of the checkpoint's tensors.
         """
-        content = self._checkpoints.latest(self._name)
-        if content is None:
+        if (content := self._checkpoints.latest(self._name)) is None:
             return None
         try:
             return unpack_checkpoint(content, like, device)
@@ -359,8 +359,7 @@ class _ReplicateGroup:
         The observer receives the progress and evaluations of the rounds up to that of the checkpoint.
         """
         start = self.initial_state()
-        checkpoint = group_checkpoints.latest(start, self._device)
-        if checkpoint is None:
+        if (checkpoint := group_checkpoints.latest(start, self._device)) is None:
             return SimulationCheckpoint(0, 0.0, (), start)
         self._observer.advanced(checkpoint.t * len(self._cells))
         for t, metrics in checkpoint.evaluations:
