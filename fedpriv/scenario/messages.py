@@ -63,7 +63,7 @@ def validate_section(
     Args:
         model: Type of the section.
         values: Parsed TOML of the section.
-        source: Name of the file in messages.
+        source: Name of the file in messages, or "" where it is not known.
         section: Dotted name of the section, put before its keys.
         other_model: Model of keys of the same section that are read elsewhere, for suggestions.
 
@@ -73,7 +73,9 @@ def validate_section(
     try:
         return model.model_validate(values)
     except ValidationError as error:
-        raise InputError(f"{source}: {format_validation_error(error, model, section, other_model)}") from None
+        raise InputError(
+            f"{source}{': ' if source else ''}{format_validation_error(error, model, section, other_model)}"
+        ) from None
 
 
 def format_validation_error(

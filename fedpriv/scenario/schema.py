@@ -27,6 +27,7 @@ from fedpriv.papers.table import find_algorithm
 from fedpriv.participation.orders import FixedOrder, Participation
 from fedpriv.participation.registry import find_sampling_class, make_participation
 from fedpriv.scenario.data import DataSection, check_first_step
+from fedpriv.scenario.messages import validate_section
 from fedpriv.scenario.sections import (
     DeploymentSection,
     EvaluationSection,
@@ -184,7 +185,7 @@ class ModelSection(BaseModel):
     @property
     def settings(self) -> ModelSettings:
         """Settings of the row's own keys, validated by the row's own type."""
-        return self.row.settings.model_validate(self.model_extra or {})
+        return validate_section(self.row.settings, self.model_extra or {}, "", "model", ModelSection)
 
     @property
     def is_regression(self) -> bool:
@@ -248,7 +249,7 @@ class AlgorithmSection(BaseModel):
     @property
     def settings(self) -> Settings:
         """Settings of the row's own keys, validated by the row's own type."""
-        return self.row.settings.model_validate(self.model_extra or {})
+        return validate_section(self.row.settings, self.model_extra or {}, "", "algorithm", AlgorithmSection)
 
 
 class Cell(Section):
@@ -292,8 +293,9 @@ class Cell(Section):
         check_units(unit, self.data, federation, find_sampling_class(federation.sampling).secret, trust)
         trust.check_masking(federation.silos, private)
         check_shares(privacy, self.data, federation, trust)
-        per_silo = self.run.per_silo and self.evaluation is None
-        self.data.check_table(federation.silos, private=private, per_silo=per_silo)
+        self.data.check_table(
+            federation.silos, private=private, per_silo=self.run.per_silo and self.evaluation is None
+        )
         if self.data.scale is not None:
             check_first_step(federation, unit, self.absence_key)
         check_survival(self.model, self.data)

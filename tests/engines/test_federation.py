@@ -114,6 +114,20 @@ def test_a_silo_with_a_new_key_is_no_longer_reported_as_refused(
     assert json.loads((tmp_path / "refused.json").read_text()) == {}
 
 
+def test_a_silo_whose_key_is_revoked_is_not_listed_as_connected(
+    link: Presence, keys: Mapping[str, Keys], control: ControlClient
+) -> None:
+    """Was: connected for a minute, then away, as if it could come back by itself."""
+    connect(link, keys["silo-1"])
+    link.add_nodes({}, revoked=["silo-1"])
+    _, silo = list_silos(control)
+    assert not silo.connected
+    line = r"silo 1: not let in \(last connected: \d+ s ago\): its key is revoked, and it has no other"
+    assert re.fullmatch(line, silo.format_line())
+    link.add_nodes({"silo-1": public_key_to_bytes(generate_key_pairs()[1])})
+    assert list_silos(control)[1].format_line() == "silo 1: not connected since the SuperLink was started"
+
+
 def test_requests_without_a_valid_signature_do_not_change_the_silo_list(
     link: Presence, keys: Mapping[str, Keys], control: ControlClient, late: list[float]
 ) -> None:

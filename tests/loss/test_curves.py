@@ -245,6 +245,31 @@ def test_groups_that_a_model_does_not_see_are_refused(
         grouped(**settings, **changes)
 
 
+@pytest.mark.parametrize(
+    ("columns", "key"),
+    [
+        ({"risk": ["high", "high_low"]}, "risk=high_low"),
+        ({"risk": ["x_high", "x"]}, "risk=x_high"),
+        ({"a=b": ["c", "d"], "a": ["b=c", "e"]}, "a=b=c"),
+    ],
+)
+def test_groups_whose_figures_would_be_stored_under_one_key_are_refused(
+    columns: dict[str, list[str]], key: str
+) -> None:
+    """Was: the end of an interval took the place of another group's figure."""
+    schema = TableSchema.model_validate(
+        {
+            "public": True,
+            "target": "ill",
+            "classes": ["no", "yes"],
+            "columns": {name: {"values": values} for name, values in columns.items()},
+        }
+    )
+    settings = CurveSettings(by=tuple(columns))
+    with pytest.raises(InputError, match=f"by the key test_auc_of_{key}, since .* rename one of the groups"):
+        make_groupings(settings, schema, LinearSettings(feature_norm=2.0), is_scaled=False)
+
+
 def test_the_least_feature_norm_that_a_refusal_of_groups_names_is_enough() -> None:
     """It was rounded, for three columns to 1.732 where √3 is needed."""
     schema = SCHEMA.model_copy(update={"columns": {**SCHEMA.columns, "size": SCHEMA.columns["age"]}})

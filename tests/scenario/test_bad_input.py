@@ -1,5 +1,6 @@
 """Whatever is wrong with a scenario is one line with the key, the value and what would be accepted."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -284,3 +285,24 @@ def test_overrides_that_are_not_finite_numbers_are_refused(assignment: str, tmp_
     )
     with pytest.raises(InputError, match="finite numbers"):
         load_scenario(path, [assignment])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            {"model__name": "ridge-statistics", "algorithm__step": -1.0},
+            "algorithm.step = -1.0: expected 'paper' or",
+        ),
+        (
+            {"model__name": "tests.loss.zoo:half_frozen", "model__bogus": 3},
+            "model.bogus: unknown key; known keys here",
+        ),
+    ],
+)
+def test_a_key_that_is_read_by_another_check_is_named_with_its_section(
+    change: dict[str, Any], message: str
+) -> None:
+    """Was: "step = -1.0", and "bogus: unknown key" beside the names of all sections."""
+    with pytest.raises(InputError, match=f"^{re.escape(message)}"):
+        resolve_cell(small_tree(**change), "test")

@@ -1,14 +1,17 @@
 """A guard starts only from files that nobody but their owner may change; what fedpriv writes itself passes."""
 
 import contextlib
+import itertools
 import os
 import stat
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
+from fedpriv.addons.services import deployment
 from fedpriv.addons.services.deployment import write_silos
 from fedpriv.cli.app import app
 from fedpriv.core.errors import InputError, RunError
@@ -128,6 +131,46 @@ def test_files_of_data_split_and_local_deployment_pass_the_permission_check_unde
         policy = read_policy(path)
         open_guard(policy)
         assert {stat.S_IMODE(file.stat().st_mode) & 0o022 for file in (path, policy.shard, policy.ledger)} == {0}
+
+
+class Killed(BaseException):
+    """End of the process in the middle of a call."""
+
+
+@pytest.mark.parametrize("function", ["write_shard", "begin_ledgers"])
+def test_silos_of_a_killed_local_deployment_are_written_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, function: str
+) -> None:
+    """Was: a shard without its ledger, with which no later attempt began, since the ledger counted as lost."""
+    cell, calls = resolve_cell(small_tree(), "test"), itertools.count()
+    kept = tmp_path / "kept"
+    original = getattr(deployment, function)
+
+    def killed_at_the_second(*arguments: Any) -> None:
+        original(*arguments)
+        if next(calls) == 1:
+            raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(deployment, function, killed_at_the_second)
+        with pytest.raises(Killed):
+            write_silos(cell, kept, tmp_path / "home")
+    (kept / "silo-1" / "shard.npz").write_bytes(b"PK half of it")
+    finished_silo = (kept / "silo-0" / "ledger.sqlite").read_bytes()
+    policies = write_silos(cell, kept, tmp_path / "home")
+    assert (kept / "silo-0" / "ledger.sqlite").read_bytes() == finished_silo
+    assert not list(kept.glob("*.unfinished"))
+    for policy in policies:
+        read_policy(policy).load_shard()
+        open_guard(read_policy(policy))
+
+
+def test_a_lost_ledger_of_a_local_deployment_is_not_begun_again(tmp_path: Path) -> None:
+    cell = resolve_cell(small_tree(), "test")
+    policies = write_silos(cell, tmp_path / "kept", tmp_path / "home")
+    (tmp_path / "kept" / "silo-0" / "ledger.sqlite").unlink()
+    assert write_silos(cell, tmp_path / "kept", tmp_path / "home") == policies
+    assert not (tmp_path / "kept" / "silo-0" / "ledger.sqlite").exists()
 
 
 @pytest.mark.usefixtures("generous_umask")

@@ -171,6 +171,22 @@ def test_certificates_with_consistently_edited_figures_are_refused_by_the_signat
             lambda tree: tree["body"]["record"].update(silos=10**18),
             "more rounds or silos than a certificate may have",
         ),
+        (
+            lambda tree: tree["body"]["record"].update(silos=10**6 + 1, engine="deployment"),
+            "more rounds or silos than a certificate may have",
+        ),
+        (  # scenarios have up to 10^7 silos, and a simulation of them is certified
+            lambda tree: tree["body"]["record"].update(silos=10**7),
+            "silos is 10000000, and releases and scenario give 3",
+        ),
+        (
+            lambda tree: tree["body"]["record"].update(missed={"3": [1]}),
+            "missed has silos or rounds that the scenario has not",
+        ),
+        (
+            lambda tree: tree["body"]["record"].update(missed={"02": [1]}),
+            "missed has silos or rounds that the scenario has not",
+        ),
         (lambda tree: tree["body"]["record"]["releases"][0].update(clips=[[1.0, 10**15]]), "more rounds or silos"),
         (lambda tree: tree["body"]["record"]["releases"][0].update(std=1e-320), "mu = inf"),
         (lambda tree: tree["body"]["record"]["releases"][0].update(decay="1"), "certificate|record"),

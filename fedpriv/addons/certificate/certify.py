@@ -75,7 +75,7 @@ _RECORD_FIELDS = (
 )
 _ALL_FIELDS = {*_RECORD_FIELDS, "scenario_sha256"}
 """Keys of a certificate's record, without those of scores."""
-_MAX_ROUNDS, _MAX_SILOS = 10**7, 10**6
+_MAX_ROUNDS, _MAX_SIGNING_SILOS, _MAX_SIMULATED_SILOS = 10**7, 10**6, 10**7
 
 
 @dataclass(frozen=True)
@@ -431,7 +431,7 @@ def _check_texts(body: Mapping[str, Any]) -> None:
             for key, value in record["point"].items()
         },
     }
-    silos, rounds = {str(silo) for silo in range(record["silos"])}, range(1, record["rounds"] + 1)
+    silos, rounds = range(record["silos"]), range(1, record["rounds"] + 1)
     refuse(
         {
             **{
@@ -445,7 +445,7 @@ def _check_texts(body: Mapping[str, Any]) -> None:
                 if not name.startswith("test_")
             },
             "record.missed has silos or rounds that the scenario has not": not all(
-                silo in silos and all(t in rounds for t in missed_rounds)
+                str(int(silo)) == silo and int(silo) in silos and all(t in rounds for t in missed_rounds)
                 for silo, missed_rounds in record["missed"].items()
             ),
         }
@@ -465,7 +465,7 @@ def _check_sizes(record: Mapping[str, Any]) -> None:
 
     Raises:
         InputError: If the integers of all participations and the repetitions of all clips add up to more than
-            10^7, or there are more than 10^6 silos.
+            10^7, or there are more than 10^6 silos, or more than 10^7 of a simulation, which lists none by number.
     """
     evaluation = record.get("evaluation") or {"releases": []}
     releases = (*record["releases"], *evaluation["releases"])
@@ -473,7 +473,8 @@ def _check_sizes(record: Mapping[str, Any]) -> None:
     values = [value for field in fields for value in (field if isinstance(field, list) else [field])]
     counts = [value for value in values if isinstance(value, int)]
     clips = [count for release in releases for _, count in release["clips"]]
-    if sum(abs(int(count)) for count in (*counts, *clips)) > _MAX_ROUNDS or abs(int(record["silos"])) > _MAX_SILOS:
+    max_silos = _MAX_SIGNING_SILOS if record["engine"] == "deployment" else _MAX_SIMULATED_SILOS
+    if sum(abs(int(count)) for count in (*counts, *clips)) > _MAX_ROUNDS or abs(int(record["silos"])) > max_silos:
         raise InputError("record: has more rounds or silos than a certificate may have")
 
 

@@ -453,8 +453,10 @@ class KeyMonitor:
             elif key is not None:
                 self._known_keys.add(key)
                 self._valid_keys[path] = key
-        new_names = {path.stem: key for path, key in self._valid_keys.items() if path in new_keys}
-        return [path.stem for path in revoked], new_names
+        return (
+            [path.stem for path in revoked],
+            {path.stem: key for path, key in self._valid_keys.items() if path in new_keys},
+        )
 
 
 def _is_revoked(path: Path, key: bytes) -> bool:

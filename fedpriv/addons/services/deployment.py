@@ -210,7 +210,8 @@ def write_silos(cell: Cell, folder: Path, home: Path) -> list[Path]:
     """Write for each silo a policy that allows this run, and a shard and a ledger if it has neither.
 
     A shard is the file of a silo's records: a CSV file if the model reads the raw cells of a table, and else
-    arrays.  Existing shards and ledgers are kept, because ledgers record earlier releases.
+    arrays.  Existing shards and ledgers are kept, because ledgers record earlier releases.  Those of a silo whose
+    folder is marked as unfinished are written again: an earlier call was killed before any guard could start.
 
     Args:
         cell: Cell of the run.
@@ -231,9 +232,10 @@ def write_silos(cell: Cell, folder: Path, home: Path) -> list[Path]:
     dataset, train_indices = load(cell.data.name, table=cell.data.table), train_indices_of_silos(cell)
     policies, schema = [], cell.data.table_schema if cell.model.row.of_cells else None
     for silo in range(cell.federation.silos):
-        if cell.privacy.shares:  # Each silo has a target, and so a budget, of its own.
-            limits = run_allowance(cell, load_task(cell), silo)
         persistent_folder, temporary_folder = folder / f"silo-{silo}", home / f"silo-{silo}"
+        unfinished_mark = folder / f"silo-{silo}.unfinished"
+        if unfinished_mark.exists():
+            shutil.rmtree(persistent_folder, ignore_errors=True)
         for path in (persistent_folder, temporary_folder):
             make_own_folder(path, 0o700)
         shard = persistent_folder / ("shard.npz" if schema is None else "shard.csv")
@@ -245,13 +247,17 @@ def write_silos(cell: Cell, folder: Path, home: Path) -> list[Path]:
             "socket": str(temporary_folder / GUARD_SOCKET),
         }
         policies.append(temporary_folder / "policy.toml")
-        write_policy(policies[-1], format_policy(keys, limits, schema and schema.without_format, evaluation))
+        # With shares each silo has a target, and so a budget, of its own.
+        allow = run_allowance(cell, load_task(cell), silo) if cell.privacy.shares else limits
+        write_policy(policies[-1], format_policy(keys, allow, schema and schema.without_format, evaluation))
         if not ((persistent_folder / "ledger.sqlite").exists() or shard.exists()):
+            unfinished_mark.touch()
             if schema is None:
                 write_shard(shard, dataset, train_indices[silo], test_indices[silo])
             else:
                 write_table_shard(shard, cell, dataset, silo, train_indices[silo])
             begin_ledgers(read_policy(policies[-1]))
+            unfinished_mark.unlink()
     return policies
 
 

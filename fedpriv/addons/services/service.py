@@ -100,8 +100,10 @@ def describe_exit(code: int) -> str:
     """
     if code >= 0:
         return f"ended with exit code {code}"
-    name = signal.Signals(-code).name if -code in set(signal.Signals) else str(-code)
-    return f"was ended by {name}" + "; a machine that runs out of memory does that" * (code == -signal.SIGKILL)
+    return (
+        f"was ended by {signal.Signals(-code).name if -code in set(signal.Signals) else -code}"
+        + "; a machine that runs out of memory does that" * (code == -signal.SIGKILL)
+    )
 
 
 def lost_part_error(service: str, part: str, code: int) -> RunError:

@@ -208,6 +208,7 @@ def serve_superlink(
             revoked_names, new_keys = key_monitor.poll()
             for name in revoked_names:
                 await superlink_app.unregister_node(name)
+                app.add_nodes({}, revoked=[name])
                 _log.warning("%s: its key is revoked and opens nothing from now on", name)
             for name, key in new_keys.items():
                 try:

@@ -275,7 +275,7 @@ def make_groupings(
 
     Raises:
         InputError: The data are no table of two classes, a column or its edges cannot be used, the features that
-            the model sees do not show the groups, or figures of two groups would have the same key in results.json.
+            the model sees do not show the groups, or two groups would have the same key in results.json.
     """
     if schema is None or schema.class_count != 2:
         raise InputError("evaluation.curves: curves need a table of two classes; leave it out for other data")
@@ -314,12 +314,11 @@ def make_groupings(
     )
     refuse(
         {
-            f"evaluation.curves.by: a column has more than {_MAX_GROUPS} groups; leave it out, or give fewer edges": (
-                any(len(grouping.labels) > _MAX_GROUPS for grouping in groupings)
-            ),
+            f"evaluation.curves.by: a column has more than {_MAX_GROUPS} groups; leave it out, or give fewer "
+            "edges": any(len(grouping.labels) > _MAX_GROUPS for grouping in groupings),
             **{
-                f"evaluation.curves.by: results would hold two figures by the key test_auc_of_{key}, since _low and "
-                "_high behind a group's name are the ends of its interval; rename one of the groups": True
+                f"evaluation.curves.by: results would hold two figures by the key test_auc_of_{key}, since _low "
+                "and _high behind a group's name are the ends of its interval; rename one of the groups": True
                 for key, next_key in pairwise(keys)
                 if key == next_key
             },

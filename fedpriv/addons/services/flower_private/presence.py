@@ -13,7 +13,7 @@ import os
 import time
 from base64 import b64decode
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,8 +46,8 @@ class Presence:
     """ASGI app that records the silos and runs from which its requests come.
 
     Guarantee: a silo's entry is changed by requests whose time its registered key has signed, and by no others.  A
-    revoked key counts as registered here until the silo gets another one.  The entry has the time of the request,
-    the version that the silo claims to run, and its clock's difference.
+    revoked key is registered no longer.  The entry has the time of the request, the version that the silo claims
+    to run, and its clock's difference.  A silo whose key is revoked is marked until it gets another key.
     """
 
     def __init__(self, app: ASGIApp, nodes: Mapping[str, bytes], refusals_path: Path | None = None) -> None:
@@ -89,11 +89,20 @@ class Presence:
 
         await self.app(scope, receive, record_silo)
 
-    def add_nodes(self, nodes: Mapping[str, bytes]) -> None:
-        """Record silos by these names and public keys (PEM), which replace their former keys and entries."""
-        self._name_by_key = {key: name for key, name in self._name_by_key.items() if name not in nodes}
+    def add_nodes(self, nodes: Mapping[str, bytes], revoked: Collection[str] = ()) -> None:
+        """Record silos by these names and public keys (PEM), which replace their former keys and entries.
+
+        Args:
+            nodes: Public key by the name of the silo.
+            revoked: Names of silos whose keys are revoked, and which have none from now on.
+        """
+        self._name_by_key = {
+            key: name for key, name in self._name_by_key.items() if name not in nodes and name not in revoked
+        }
         self._name_by_key |= {key.strip(): name for name, key in nodes.items()}
-        self._silos |= {name: {} for name in nodes}
+        self._silos |= {name: {} for name in nodes} | {
+            name: {**self._silos[name], "revoked": True} for name in revoked
+        }
         self._write_refusals()
 
     def snapshot(self) -> dict[str, Any]:
@@ -155,8 +164,11 @@ class Presence:
         elif not is_clock_tolerated(ahead) and isinstance(
             public_key := serialization.load_pem_public_key(key), ec.EllipticCurvePublicKey
         ):
-            signature = b64decode(headers[FLEET_HTTP_SIGNATURE_HEADER], validate=True)
-            public_key.verify(signature, timestamp.encode(), ec.ECDSA(hashes.SHA256()))
+            public_key.verify(
+                b64decode(headers[FLEET_HTTP_SIGNATURE_HEADER], validate=True),
+                timestamp.encode(),
+                ec.ECDSA(hashes.SHA256()),
+            )
             silo.update(refused=arrival_time, ahead=ahead)
         # The file has the refused silos, so that it changes if this silo becomes one of them or ceases to be one.
         if was_refused != ("refused" in silo):
@@ -306,10 +318,13 @@ class RunHistory:
         last_report, last_time = self._reports.get(run, (RunReport(), 0.0))
         is_round_due = report.rounds > last_report.rounds and now - last_time > _ROUND_LOG_SECONDS
         reason = f": {report.failure or data['details']}" if report.failure or data["details"] else ""
-        waiting = f"waits for silo {', '.join(map(str, report.silos))}" if report.silos else "waits no longer"
         lines = [
             (run not in self._reports, "started", f"is to write to {sanitize_line(data['folder'])}"),
-            (report.silos != last_report.silos and not status.is_over, "waiting", waiting),
+            (
+                report.silos != last_report.silos and not status.is_over,
+                "waiting",
+                f"waits for silo {', '.join(map(str, report.silos))}" if report.silos else "waits no longer",
+            ),
             (is_round_due, "round", f"has done round {report.rounds}"),
             (status.is_over, "ended", f"{status.state}{reason}"),
         ]
@@ -403,7 +418,11 @@ class FederationSilo:
     The travel time of the request is subtracted.
     """
     refused: str | None
-    """Reason of the last refusal for the clock, or None after two minutes or an admitted request."""
+    """Reason why the silo is not let in, or None.
+
+    The reason is a revoked key, or the clock at a refusal less than two minutes ago, since which no request was
+    admitted.
+    """
 
     def format_line(self) -> str:
         """Format one line for a person: refusal, or connection, version and clock."""
@@ -447,11 +466,8 @@ class FederationRun:
         rounds = f"{self.rounds} round{'' if self.rounds == 1 else 's'} done"
         note = f" ({self.details})" if self.details else ""
         start = f", started {self.started[:19]}Z" if self.started else ""
-        orphan = (
+        return f"run {self.run}: {self.state}{start}, {rounds}, in {self.folder or 'an unknown folder'}{note}" + (
             f"; no `fedpriv run` follows it: `fedpriv federation stop {self.run}` ends it" if self.orphan else ""
-        )
-        return (
-            f"run {self.run}: {self.state}{start}, {rounds}, in {self.folder or 'an unknown folder'}{note}{orphan}"
         )
 
 
@@ -471,11 +487,17 @@ def _make_silo(name: str, entry: Mapping[str, Any]) -> FederationSilo:
     is_refused = refused is not None and time.time() - refused < 2 * _AWAY_SECONDS
     return FederationSilo(
         silo=int(name.removeprefix("silo-")),
-        connected=last_seen is not None and not is_refused and time.time() - last_seen < _AWAY_SECONDS,
+        connected=last_seen is not None
+        and not (is_refused or entry.get("revoked"))
+        and time.time() - last_seen < _AWAY_SECONDS,
         seen=last_seen,
         fedpriv=entry.get("fedpriv"),
         clock_ahead=ahead,
-        refused=format_clock_refusal(ahead) if is_refused and ahead is not None else None,
+        refused="its key is revoked, and it has no other"
+        if entry.get("revoked")
+        else format_clock_refusal(ahead)
+        if is_refused and ahead is not None
+        else None,
     )
 
 
