@@ -31,7 +31,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedpriv.core.errors import RunError
+from fedpriv.core.errors import RunError, refuse
 from fedpriv.core.files import PRIVATE_MODE, acquire_lock, sync_folder, write_bytes, write_json, write_vector
 from fedpriv.core.random import system_key
 from fedpriv.noise.integers.gaussian import QUERY_CHAIN_BYTES
@@ -40,6 +40,8 @@ from fedpriv.server.strategy import JournalEntry, MissedRounds
 
 _KEY_BYTES = 32
 _CHECKSUM_BYTES = 16
+_MAX_ENTRY_BYTES = 2**31 - 4096
+"""Most bytes that one call of pwrite or pread transfers on Linux."""
 
 
 class EntrySizes(NamedTuple):
@@ -69,16 +71,26 @@ class ServerJournal(AbstractContextManager["ServerJournal"]):
             entry_sizes: Type of the entries' values, and their number in each round.
 
         Raises:
-            RunError: If another server has the journal open, the folder cannot be used, or others have permissions
-                on the key or the entries.
+            RunError: If an entry is longer than the system writes at a time, another server has the journal open,
+                the folder cannot be used, or others have permissions on the key or the entries.
         """
         self._folder, self._dtype, self._has_secret_state = folder, entry_sizes.dtype, entry_sizes.has_secret_state
         self._last_round = len(entry_sizes.lengths)
-        sizes = (
-            count * self._dtype.itemsize + QUERY_CHAIN_BYTES + _CHECKSUM_BYTES for count in entry_sizes.lengths
-        )
-        self._entry_ends = [0, *itertools.accumulate(sizes)]
+        self._entry_ends = [
+            0,
+            *itertools.accumulate(
+                count * self._dtype.itemsize + QUERY_CHAIN_BYTES + _CHECKSUM_BYTES for count in entry_sizes.lengths
+            ),
+        ]
         """End of the entry of round t in released.bin, in bytes."""
+        refuse(
+            {
+                f"round {t}: its release takes {end - start} bytes, and a server writes {_MAX_ENTRY_BYTES} at "
+                'most at a time; take a smaller model, or run.dtype = "float32"': end - start > _MAX_ENTRY_BYTES
+                for t, (start, end) in enumerate(itertools.pairwise(self._entry_ends), start=1)
+            },
+            RunError,
+        )
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             folder.chmod(0o700)
@@ -91,9 +103,8 @@ class ServerJournal(AbstractContextManager["ServerJournal"]):
             raise RunError(f"{folder}: another server is working on this run") from None
         except OSError as error:
             raise RunError(f"{folder}: cannot be used as the server's journal: {error}") from None
-        file_size = os.fstat(self._file).st_size
         # An incomplete last entry does not count.  Its round is repeated: no query that depends on it was sent.
-        self._round_count = bisect.bisect_right(self._entry_ends, file_size) - 1
+        self._round_count = bisect.bisect_right(self._entry_ends, os.fstat(self._file).st_size) - 1
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

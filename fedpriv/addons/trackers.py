@@ -104,7 +104,8 @@ _mlflow_name = partial(re.compile(r"[^/\w.\- ]").sub, "-")
 class MLflow:
     """Runs of MLflow at a tracking URI.
 
-    A dash replaces each character that MLflow refuses in the name of a parameter or metric, such as "=".
+    A dash replaces each character that MLflow refuses in the name of a parameter or metric, such as "=".  A value
+    of a parameter that is longer than every version of MLflow takes, 500 characters, is cut, with "…" at its end.
     """
 
     def __init__(self, uri: str) -> None:
@@ -131,7 +132,9 @@ class MLflow:
             )
         run = self._client.create_run(self._experiments[experiment], run_name=name).info.run_id
         for key, value in settings.items():
-            self._client.log_param(run, _mlflow_name(key), value)
+            self._client.log_param(
+                run, _mlflow_name(key), value if len(text := str(value)) <= 500 else f"{text[:499]}…"
+            )
         return run
 
     def log(self, run: Any, metrics: Mapping[str, float], t: int) -> None:

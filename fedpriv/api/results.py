@@ -16,7 +16,7 @@ from fedpriv.core.errors import InputError, refuse
 from fedpriv.core.figures import format_count, format_upper, format_upper_delta
 from fedpriv.data.given import to_record_array
 from fedpriv.loss.imported import copy_with_parameters, make_trained_model
-from fedpriv.loss.losses import predict_labels
+from fedpriv.loss.losses import FunctionLoss, predict_labels
 from fedpriv.plan.task import ModelInputs, load_public_task
 from fedpriv.scenario.load import resolve_cell
 from fedpriv.scenario.schema import Cell
@@ -127,8 +127,9 @@ class CellResults(MetricsMixin):
     @property
     def _privacy_text(self) -> str:
         epsilon, delta = self.privacy.epsilon, self.privacy.delta
-        delta_text = f" (all in delta={format_upper_delta(delta)})" if epsilon == 0.0 else ""
-        return "no noise" if epsilon is None else f"epsilon={format_upper(epsilon)}{delta_text}"
+        return ("no noise" if epsilon is None else f"epsilon={format_upper(epsilon)}") + (
+            f" (all in delta={format_upper_delta(delta)})" if epsilon == 0.0 else ""
+        )
 
     def model(self) -> NDArray[np.floating[Any]]:
         """Load the published model as a flat vector, (d,).
@@ -175,9 +176,9 @@ class CellResults(MetricsMixin):
                 inputs are a tuple.
 
         Returns:
-            Classes (n,), or values for a regression; (n, …) if records have several labels.  For a survival model,
-            or a loss that is the caller's own function, the model's outputs, without their last axis if that has
-            length 1.
+            Classes (n,), or values for a regression; (n, …) if records have several labels.  Values of a table's
+            target are in the unit of its column.  For a survival model, or a loss that is the caller's own
+            function, the model's outputs, without their last axis if that has length 1.
 
         Raises:
             InputError: The records do not have as many values as those of the data set, or the model or its data
@@ -192,7 +193,11 @@ class CellResults(MetricsMixin):
         except (TypeError, ValueError, RuntimeError, IndexError) as error:
             raise InputError(f"records: expected (n, …) as in the data set ({error})") from None
         trained = make_trained_model(task.objective, self.model())
-        return np.asarray(predict_labels(trained.loss, trained.outputs(features)))
+        labels = np.asarray(predict_labels(trained.loss, trained.outputs(features)))
+        schema = self._resolve_cell().data.table_schema
+        return (
+            labels if schema is None or isinstance(trained.loss, FunctionLoss) else schema.to_target_units(labels)
+        )
 
     def _resolve_cell(self) -> Cell:
         """Resolve the scenario without the choice of its training records, which no model needs to predict."""
@@ -341,8 +346,15 @@ def load_results(path: Path, module: nn.Module | None = None) -> RunResults:
     """
     results = read_claims(path)
     history = group_by(read_history(path), lambda line: line["cell"])
-    cells = tuple(_make_cell_results(path, cell, history.get(cell["cell"], ()), module) for cell in results.cells)
-    return RunResults(path, results.name, results.title, results.engine, results.complete, cells, results.differs)
+    return RunResults(
+        path,
+        results.name,
+        results.title,
+        results.engine,
+        results.complete,
+        tuple(_make_cell_results(path, cell, history.get(cell["cell"], ()), module) for cell in results.cells),
+        results.differs,
+    )
 
 
 def _make_cell_results(

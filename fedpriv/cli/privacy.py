@@ -287,7 +287,6 @@ def _comparison_lines(
     for line, round_seconds in zip(table.lines, seconds, strict=True):
         cost = line.cost
         time_columns = ["-" if round_seconds is None else f"{1000.0 * round_seconds:.3g}"] if dimension else []
-        bound_sign = "" if cost.sensitivity.exact else "≤ "
         lines.append(
             (
                 line.name + (" (auto)" if line.is_auto else ""),
@@ -296,7 +295,7 @@ def _comparison_lines(
                 *_format_published(line.published, line.ratio),
                 *time_columns,
                 str(cost.memory_vectors),
-                f"{bound_sign}{format_upper(cost.sensitivity.value, 5)}",
+                f"{'' if cost.sensitivity.exact else '≤ '}{format_upper(cost.sensitivity.value, 5)}",
             )
         )
     return [
@@ -442,6 +441,7 @@ def selection(
     from fedpriv.accounting.guarantees import GaussianDP
     from fedpriv.accounting.selection import NegativeBinomialRunCount, PoissonRunCount, PrivateSelection
 
+    refuse({"--poisson: a Poisson number of runs has no --eta; give one of them": poisson and eta})
     mu, delta = target.in_mu, target.reporting_delta
     run_count = PoissonRunCount(trials) if poisson else NegativeBinomialRunCount(trials, eta)
     print_facts(

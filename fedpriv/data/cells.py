@@ -177,12 +177,11 @@ def _missing_mask(values: Any) -> NDArray[np.bool_]:
     `MISSING_TEXTS`, and the text of null is empty.
     """
     pa, compute = _import_arrow()
-    is_missing = (
+    return np.asarray(
         compute.invert(compute.fill_null(compute.is_finite(values), False))
         if pa.types.is_integer(values.type) or pa.types.is_floating(values.type)
         else compute.is_in(compute.utf8_lower(_as_texts(values)), value_set=pa.array(MISSING_TEXTS, pa.string()))
-    )
-    return np.asarray(is_missing).astype(np.bool_)
+    ).astype(np.bool_)
 
 
 def _cast_numbers(values: Any) -> NDArray[np.float64] | None:
@@ -322,10 +321,9 @@ class RawTable:
         if name in self.unreadable:
             raise InputError(f"{self.source}, column {name!r}: {self.unreadable[name]}")
         if name not in self.columns:
-            column_names = ", ".join(map(repr, self.columns))
             raise InputError(
                 f"{self.source}: has no column {name!r}, only "
-                f"{sanitize_line(column_names)}{suggestion(name, self.columns)}"
+                f"{sanitize_line(', '.join(map(repr, self.columns)))}{suggestion(name, self.columns)}"
             )
         return self.columns[name]
 
@@ -357,8 +355,10 @@ class RawTable:
         Returns:
             Description in which the text is sanitized, and cut if it is long.
         """
-        text = sanitize_line(repr(self.columns[column][row]), _MAX_TEXT_LENGTH)
-        return f"{self.source}, {self.row_unit} {self.locate_rows([row])[0]}, column {column!r}: {text}"
+        return (
+            f"{self.source}, {self.row_unit} {self.locate_rows([row])[0]}, column {column!r}: "
+            f"{sanitize_line(repr(self.columns[column][row]), _MAX_TEXT_LENGTH)}"
+        )
 
     def duplicate_count(self) -> int:
         """Number of records that equal an earlier one in every readable column, by a hash of 64 bits."""
@@ -590,7 +590,7 @@ def table_from_columns(
     Raises:
         InputError: No column can be read, there are no records, or the header cannot be used.
     """
-    pa, _ = _import_arrow()
+    pa, compute = _import_arrow()
     header, reasons = _check_header(names, source)
     reasons |= {name.strip(): reason for name, reason in (unreadable or {}).items()}
     cells = {}
@@ -602,7 +602,12 @@ def table_from_columns(
         if pa.types.is_nested(value_type) or re.match("extension|.*binary", str(value_type)):  # four binary types
             reasons[label] = f"of type {value_type}; expected numbers, words or booleans"
         else:
-            cells[label] = _column_from_arrow(array.cast(value_type))
+            try:
+                if pa.types.is_date(value_type) or pa.types.is_timestamp(value_type):
+                    compute.min_max(array.cast(value_type)).as_py()  # Python has no other years, nor have texts
+                cells[label] = _column_from_arrow(array.cast(value_type))
+            except (OverflowError, ValueError):
+                reasons[label] = f"of type {value_type}, with dates beyond the years 1 to 9999; write it as texts"
     return check_records(RawTable(source, cells, "row", _number_rows, reasons))
 
 
@@ -613,8 +618,10 @@ def check_records(table: RawTable) -> RawTable:
         InputError: The table has no records, or no column that can be read.
     """
     if not len(table):
-        reasons = [f"; column {name!r}: {reason}" for name, reason in list(table.unreadable.items())[:1]]
-        raise InputError(f"{table.source}: has no records{''.join(reasons)}")
+        raise InputError(
+            f"{table.source}: has no records"
+            + "".join(f"; column {name!r}: {reason}" for name, reason in list(table.unreadable.items())[:1])
+        )
     return table
 
 

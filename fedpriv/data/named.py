@@ -341,8 +341,10 @@ def _read_emnist(folder: Path, split: str) -> _Images:
 
 def _read_mnist(folder: Path, split: str) -> _Images:
     prefix = "train" if split == "train" else "t10k"
-    images = read_idx(folder / f"{prefix}-images-idx3-ubyte")
-    return images, read_idx(folder / f"{prefix}-labels-idx1-ubyte").astype(np.int64)
+    return (
+        read_idx(folder / f"{prefix}-images-idx3-ubyte"),
+        read_idx(folder / f"{prefix}-labels-idx1-ubyte").astype(np.int64),
+    )
 
 
 def _read_cifar(folder: Path, split: str) -> _Images:

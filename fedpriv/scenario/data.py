@@ -123,8 +123,9 @@ class DataSection(Section):
     """Section [data]: the records, and their distribution over the silos."""
 
     name: str = Field(
+        pattern=r"^[^\x00]*$",
         description="a data set's name, as `fedpriv list data` shows it, or the path of a .csv, .parquet or .npz "
-        "file"
+        "file",
     )
     table: TableSchema | None = Field(
         None, description="what is public about the columns of a .csv or .parquet file"

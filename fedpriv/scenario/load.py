@@ -34,6 +34,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from fedpriv.core.errors import InputError
 from fedpriv.core.files import find_scenario_file
 from fedpriv.data.cells import is_table_path
+from fedpriv.data.named import RECORDS_FOLDER_VARIABLE
 from fedpriv.data.own import is_npz_path
 from fedpriv.scenario.data import PARTITION_KEYS
 from fedpriv.scenario.messages import validate_section
@@ -289,11 +290,13 @@ def _find_tables(tree: dict[str, Any], folder: Path) -> None:
     """Replace paths of records from the scenario's folder by paths from the working directory.
 
     The paths are those in [data] and [sweep].  A path that leads to no file from the scenario's folder stays.
+    Where `RECORDS_FOLDER_VARIABLE` names the folder in which relative paths begin, the new paths are absolute.
     """
+    format_path = os.path.abspath if os.environ.get(RECORDS_FOLDER_VARIABLE) else os.path.normpath
     for section, key in (("data", "name"), ("sweep", "data.name")):
         if isinstance(keys := tree.get(section), dict) and key in keys:
             names = [
-                os.path.normpath(folder / name)
+                format_path(folder / name)
                 if isinstance(name, str)
                 and (is_table_path(name) or is_npz_path(name))
                 and (folder / name).is_file()
@@ -369,15 +372,24 @@ def parse_scenario(tree: Mapping[str, Any], source: str, overrides: Iterable[str
     for key, value in override_parts.fixed_values.items():
         assign_key(base, key, value)
     # Labels are free names of settings, shown in tables.  They have to be finite there, as swept values do.
-    trees = [base, *(rule.set for rule in rules)]
-    labels = [pair for keys in trees for pair in flatten_keys(keys) if pair[0].startswith("label.")]
+    labels = [
+        pair
+        for keys in (base, *(rule.set for rule in rules))
+        for pair in flatten_keys(keys)
+        if pair[0].startswith("label.")
+    ]
     for key, values in [*labels, *axes.items()]:
-        choices = values if isinstance(values, list) else [values]
-        if any(isinstance(value, float) and not math.isfinite(value) for value in choices):
+        if any(
+            isinstance(value, float) and not math.isfinite(value)
+            for value in (values if isinstance(values, list) else [values])
+        ):
             raise InputError(f"{source}: {key}: swept values and labels are finite numbers, texts or lists")
     # A cell has one of the `seeds`, in place of any other value of `seed`.
-    seed_is_fixed = "seeds" in axes and "seed" in override_parts.fixed_values
-    if seed_is_fixed or "seed" in axes or any("seed" in rule.set for rule in rules):
+    if (
+        ("seeds" in axes and "seed" in override_parts.fixed_values)
+        or "seed" in axes
+        or any("seed" in rule.set for rule in rules)
+    ):
         raise InputError(f"{source}: seed: a sweep has `seeds`, a count or a list: give them in place of `seed`")
     # Published values and theory are shown only for the setting that they belong to.
     # Without an axis, which an override removed, there is no layout.

@@ -193,10 +193,13 @@ class PublishedValues:
         """
         if not changed or not self.tables.published_metrics:
             return self
-        empty = PublishedTables(
-            rows=self.tables.rows, columns=self.tables.columns, metrics=self.tables.table_metrics
+        return dataclasses.replace(
+            self,
+            tables=PublishedTables(
+                rows=self.tables.rows, columns=self.tables.columns, metrics=self.tables.table_metrics
+            ),
+            withheld_keys=changed,
         )
-        return dataclasses.replace(self, tables=empty, withheld_keys=changed)
 
     def value(self, metric: str, swept: Mapping[str, Any]) -> float | None:
         """Return the published value of a metric at a sweep point, or None without one.

@@ -185,7 +185,10 @@ class ModelSection(BaseModel):
     @property
     def settings(self) -> ModelSettings:
         """Settings of the row's own keys, validated by the row's own type."""
-        return validate_section(self.row.settings, self.model_extra or {}, "", "model", ModelSection)
+        settings: ModelSettings = validate_section(
+            self.row.settings, self.model_extra or {}, "", "model", ModelSection
+        )
+        return settings
 
     @property
     def is_regression(self) -> bool:
@@ -249,7 +252,10 @@ class AlgorithmSection(BaseModel):
     @property
     def settings(self) -> Settings:
         """Settings of the row's own keys, validated by the row's own type."""
-        return validate_section(self.row.settings, self.model_extra or {}, "", "algorithm", AlgorithmSection)
+        settings: Settings = validate_section(
+            self.row.settings, self.model_extra or {}, "", "algorithm", AlgorithmSection
+        )
+        return settings
 
 
 class Cell(Section):

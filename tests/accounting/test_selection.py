@@ -268,3 +268,9 @@ def test_privacy_selection_command_prints_the_epsilons_and_refuses_a_bad_eta() -
         said = "for a truncated negative binomial number of runs it is 0, or from 1e-06 to 100"
         assert line == f"fedpriv: eta = {eta}: {said}\n"
     assert cost(20.0, 1e-6) == pytest.approx(printed["epsilon_of_the_choice"], rel=1e-5)
+
+
+def test_a_poisson_number_of_runs_with_a_shape_is_refused() -> None:
+    """Was: --eta was ignored."""
+    line = refusal(["privacy", "selection", "--mu", "1", "--poisson", "--eta", "1"])
+    assert "--poisson: a Poisson number of runs has no --eta; give one of them" in line

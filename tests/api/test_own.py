@@ -16,8 +16,10 @@ from torch.utils.data import Dataset, TensorDataset
 import fedpriv
 from fedpriv.api.run import _digest_arrays
 from fedpriv.data.named import load
+from fedpriv.data.schema import TableSchema
 from fedpriv.data.tables import in_memory_name
 from tests.conftest import small_tree
+from tests.data.tables import rows, table_tree, write_csv
 
 pytest.importorskip("fedpriv.addons.readers.items")  # items are read by an add-on
 
@@ -267,3 +269,21 @@ def test_a_run_on_a_choice_of_its_training_records_predicts(tmp_path: Path, choi
     """No model needs that choice, and a server of a deployment would refuse it."""
     results = fedpriv.run(small_tree(data={"name": "synthetic", **choice}), out=tmp_path / "run")
     assert results[0].predict(load("synthetic").test_images[:5]).shape == (5,)
+
+
+@pytest.mark.filterwarnings("ignore:(Of the|The model|By its)")
+def test_predictions_of_a_tables_target_are_in_the_unit_of_its_column(tmp_path: Path) -> None:
+    """Was: values in -1 … 1, to which the range is scaled."""
+    columns = {"sex": {"values": ["f", "m"]}, "pain": {"values": ["none", "some", "*"]}}
+    tree = {
+        **table_tree(write_csv(tmp_path / "t.csv", rows()), target="age", range=[20.0, 100.0], columns=columns),
+        "model": {"name": "linear-regression", "feature_norm": 2.0},
+        "privacy": {"relation": "zero-out", "mode": "none"},
+    }
+    del tree["data"]["table"]["classes"]
+    (cell,) = fedpriv.run(tree, out=tmp_path / "run")
+    data = load(tree["data"]["name"], table=TableSchema.model_validate(tree["data"]["table"]))
+    predicted = cell.predict(data.test_images)
+    assert 20.0 < predicted.min() <= predicted.max() < 100.0
+    errors = [predicted[index] - float(row["age"]) for index, row in enumerate(rows()) if row["part"] == "test"]
+    assert float(np.mean(np.square(errors))) / 40.0**2 == pytest.approx(2.0 * cell.test_loss, rel=1e-6)

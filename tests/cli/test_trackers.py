@@ -62,6 +62,10 @@ def said(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
         def log_param(self, run: str, key: str, value: Any) -> None:
             if not re.fullmatch(r"[/\w.\- ]*", key):
                 raise MlflowException(f"Invalid parameter name: {key!r}")
+            if len(str(value)) > 500:
+                raise MlflowException(
+                    f"Param value {value!r} had length {len(str(value))}, above the limit of 500"
+                )
             if key == "federation.silos" or key.startswith("label"):
                 calls.append((run, key, value))
 
@@ -194,3 +198,14 @@ def test_a_tracker_that_is_not_installed_is_refused_with_its_pip_command(
         "optional-dependencies"
     ]
     assert name in extras
+
+
+def test_a_long_setting_is_cut_where_mlflow_takes_500_characters(
+    said: list[tuple[Any, ...]], tmp_path: Path
+) -> None:
+    tree = small_tree(label={"notes": "x" * 501, "short": "y" * 500})
+    observer = make_tracker("mlflow", "http://localhost:5000")
+    observer.started(parse_scenario(tree, "test"), [0], tmp_path)
+    observer.evaluated(0, 4, {"test_loss": 2.5})
+    values = {call[1]: call[2] for call in said if call[1:2] and str(call[1]).startswith("label")}
+    assert values == {"label.notes": "x" * 499 + "…", "label.short": "y" * 500}

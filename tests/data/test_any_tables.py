@@ -4,11 +4,15 @@ import csv
 import gzip
 import importlib
 import sys
+from datetime import date
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow
 import pytest
+import tomli_w
+from pyarrow import parquet
 
 import fedpriv
 from fedpriv.addons.readers.files import make_converter
@@ -17,9 +21,10 @@ from fedpriv.addons.readers.frames import register_frame
 from fedpriv.addons.services.service import flower_environment
 from fedpriv.core.errors import InputError
 from fedpriv.data.cells import CellFormat, RawTable, parse_number, read_table
-from fedpriv.data.named import RECORDS_FOLDER_VARIABLE, load_held_out
+from fedpriv.data.named import RECORDS_FOLDER_VARIABLE, load, load_held_out
 from fedpriv.data.schema import TableSchema
 from fedpriv.data.tables import find_frame
+from fedpriv.scenario.load import load_scenario, parse_scenario
 from tests.data.tables import rows, table_tree, write_csv
 
 PLAIN = "id,dose,name\n1,0.5,a\n2,1234.5,b\n\n3,,c\n"
@@ -344,3 +349,53 @@ def test_points_that_can_only_separate_thousands_are_detected_as_thousands_marks
     path = tmp_path / "large.csv"
     path.write_text("sum;ward\n1.234.567;a\n2.345.678;b\n3.456.789;c\n")
     assert find_format(path, CellFormat()) == CellFormat(";", ",", ".")
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        pyarrow.array([0, 10**9], pyarrow.date32()),
+        pyarrow.array([0, -(10**9)], pyarrow.date32()),
+        pyarrow.array([0, 10**15], pyarrow.timestamp("s")),
+    ],
+)
+def test_a_column_with_dates_beyond_those_of_python_is_passed_over_with_the_reason(
+    tmp_path: Path, values: Any
+) -> None:
+    """Was: an OverflowError of Python."""
+    path = tmp_path / "t.parquet"
+    parquet.write_table(pyarrow.table({"day": values, "age": [1.0, 2.0]}), path)
+    table = read_table(path)
+    assert list(table.columns) == ["age"]
+    with pytest.raises(InputError, match=r"column 'day': of type .*, with dates beyond the years 1 to 9999"):
+        table.column("day")
+
+
+def test_dates_of_python_in_a_parquet_file_are_words(tmp_path: Path) -> None:
+    path = tmp_path / "t.parquet"
+    days = pyarrow.array([date(1, 1, 1), date(9999, 12, 31)])
+    parquet.write_table(pyarrow.table({"day": days}), path)
+    assert read_table(path).column("day").to_numpy().tolist() == ["0001-01-01", "9999-12-31"]
+
+
+def test_a_name_with_a_null_byte_is_refused_in_a_line() -> None:
+    """Was: a ValueError of the operating system's interface."""
+    with pytest.raises(InputError, match=r"data\.name = 't\\x00\.csv': expected a text of the form"):
+        parse_scenario(table_tree(Path("t\0.csv")), "test")
+
+
+def test_a_table_beside_its_scenario_goes_before_one_in_the_folder_of_records(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Was: FEDPRIV_RECORDS_FOLDER/study/t.csv was read, which is another file or none."""
+    for name in ("study", "srv", "srv/study"):
+        (tmp_path / name).mkdir()
+    write_csv(tmp_path / "study" / "t.csv", rows())
+    write_csv(tmp_path / "srv" / "study" / "t.csv", rows(30))
+    write_csv(tmp_path / "srv" / "u.csv", rows(30))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv(RECORDS_FOLDER_VARIABLE, str(tmp_path / "srv"))
+    for name, count in (("t.csv", 60), ("u.csv", 30)):
+        (tmp_path / "study" / "s.toml").write_text(tomli_w.dumps(table_tree(Path(name))))
+        cell = load_scenario(Path("study/s.toml")).points[0].cell
+        assert len(load(cell.data.name, table=cell.data.table).train_labels) == count

@@ -228,3 +228,11 @@ def test_a_full_journal_disk_is_reported_in_one_line_with_folder_and_remedy(
     again = journal.read_entry(1)
     assert again is not None
     assert torch.equal(again.noisy_values, vector)
+
+
+def test_entries_that_one_write_cannot_take_are_refused_before_the_run(tmp_path: Path) -> None:
+    """Was: "the disk took only a part of the entry", when silos had answered the round."""
+    sizes = EntrySizes(torch.float64, (2, 2**28))
+    with pytest.raises(RunError, match=r"round 2: its release takes 2147\d+ bytes, .* a smaller model"):
+        ServerJournal(tmp_path / "journal", sizes)
+    assert not (tmp_path / "journal").exists()

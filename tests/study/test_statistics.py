@@ -307,6 +307,8 @@ def test_a_person_counts_once_however_many_rows_the_table_has(tmp_path: Path) ->
         ({"privacy": {"relation": "replace-one", "mode": "none"}}, "promise nothing"),
         ({"data": {"name": "synthetic"}}, "statistics are of a table"),
         ({"colour": 1}, "colour"),
+        ({"silos": 3, "records": [24, 16]}, "silos = 3: `records` is of 2 of them; leave `silos` out"),
+        ({"silos": 3}, "silos = 3: the data are of 2 of them; leave `silos` out"),
     ],
 )
 def test_invalid_statistics_plans_are_refused_in_one_line(

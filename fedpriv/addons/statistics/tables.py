@@ -31,7 +31,7 @@ from fedpriv.addons.statistics.indicators import (
     prefix_root_matrix,
 )
 from fedpriv.addons.statistics.plan import StatisticsPlan, TableRequest, is_plan, read_plan
-from fedpriv.core.errors import InputError, suggestion
+from fedpriv.core.errors import InputError, refuse, suggestion
 from fedpriv.data.named import find_schema, load
 from fedpriv.data.partition import index_persons
 from fedpriv.data.schema import TableSchema
@@ -70,8 +70,8 @@ class Statistics:
         are counted in the data.
 
         Raises:
-            InputError: The data are no table or cannot be read, or no run can have the tables or the settings of
-                the plan.
+            InputError: The data are no table or cannot be read, the plan has another number of silos than its
+                records or its data, or no run can have the tables or the settings of the plan.
         """
         schema = find_schema(plan.data.name, plan.data.table)
         if schema is None:
@@ -79,8 +79,13 @@ class Statistics:
                 f"data.name = {plan.data.name!r}: statistics are of a table, such as a .csv or .parquet file"
             )
         sizes = plan.records or _count_units(plan, schema)
+        refuse(
+            {
+                f"silos = {plan.silos}: {'`records` is' if plan.records else 'the data are'} of {len(sizes)} of "
+                "them; leave `silos` out": plan.silos not in (None, len(sizes))
+            }
+        )
         tables = [_make_cells(request, schema) for request in plan.table]
-        privacy = plan.privacy.model_dump(mode="json", exclude_none=True, exclude_unset=True)
         tree = {
             "name": plan.name,
             "title": plan.title,
@@ -94,7 +99,7 @@ class Statistics:
             },
             "federation": {"silos": len(sizes), "rounds": 1, "batches": list(sizes)},
             "algorithm": {"name": "dp-sgd", "trust": plan.trust, "clip": 1.0, "step": 1.0},
-            "privacy": privacy,
+            "privacy": plan.privacy.model_dump(mode="json", exclude_none=True, exclude_unset=True),
             "run": {"dtype": "float64", "evaluations": 1},
         }
         return Statistics(plan, schema, parse_scenario(tree, "plan"))

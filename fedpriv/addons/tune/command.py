@@ -52,7 +52,7 @@ from fedpriv.claims.outcome import RunObserver
 from fedpriv.cli.explore import Column, print_plain, print_rich
 from fedpriv.cli.options import print_text
 from fedpriv.cli.progress import Progress
-from fedpriv.core.errors import InputError
+from fedpriv.core.errors import InputError, refuse
 from fedpriv.core.extensions import import_files
 from fedpriv.core.files import find_scenario_file
 from fedpriv.engines.workers import Workers
@@ -121,15 +121,23 @@ def complete_request_of_values(
 
     Raises:
         InputError: The file cannot be read, the tuning file or a grid is not valid, request and file both have
-            grids, or `fixed` cannot be used.
+            grids, `fixed` cannot be used, or a private request has seeds.
     """
     fixed = request.fixed or []
     check_grid(line_grid, "--grid")
-    for assignment in fixed:
-        if parse_assignment(assignment, "--while-tuning")[0] == "data.validation":
-            raise InputError(
-                f"--while-tuning {assignment!r}: this key is how many records are held out; give --held-out"
-            )
+    refuse(
+        {
+            **{
+                f"--while-tuning {assignment!r}: this key is how many records are held out; give --held-out": (
+                    parse_assignment(assignment, "--while-tuning")[0] == "data.validation"
+                )
+                for assignment in fixed
+            },
+            "--private: each run has a secret seed of its own; leave --seeds out": (
+                request.private and request.seeds
+            ),
+        }
+    )
     path = find_scenario_file(request.scenario) if is_file else request.scenario
     tree = read_toml(path) if is_file else {}
     if not {"scenario", "grid"} <= tree.keys():
@@ -217,8 +225,14 @@ def choose_by_request(
         raise InputError(f"{request.scenario}: has [tuned] already; tune the scenario that it was made from")
     metric = request.metric or default_metric(scenario)
     run_count = _make_run_count(request) if request.private else None
-    if run_count is None and (request.poisson or request.eta):
-        raise InputError("--poisson and --eta say how many runs a private choice makes: give --private with them")
+    refuse(
+        {
+            "--poisson and --eta say how many runs a private choice makes: give --private with them": (
+                run_count is None and (request.poisson or request.eta)
+            ),
+            "--poisson: a Poisson number of runs has no --eta; give one of them": request.poisson and request.eta,
+        }
+    )
     # A private choice needs secret randomness, unless a test gives a seed.  An open one can be repeated.
     generator = np.random.default_rng(request.seed if request.seed is not None or request.private else 0)
     rows = _choose_row_settings(scenario, request, grids, generator)
@@ -344,8 +358,8 @@ def _choose_row_settings(
         generator: Source of the settings of an open choice.
 
     Raises:
-        InputError: No point has a grid, a grid varies a swept key, `trials` is no whole number, or no settings
-            can be chosen.
+        InputError: No point has a grid, a grid varies a swept key or one within a section that an option holds,
+            `trials` is no whole number, or no settings can be chosen.
     """
     points = pair_grids(scenario, grids.by_value, grids.axis)
     if not points:
@@ -356,11 +370,26 @@ def _choose_row_settings(
         TuningRow(when, cell, grids.for_all or (make_default_grid(cell) if has_default_grids else grid))
         for when, cell, grid in points
     ]
-    for key in {key for row in rows for key in row.grid}:
-        if key in scenario.axes:
-            raise InputError(
-                f"{key} is swept by {request.scenario}: take it out of the grid, or narrow it with --set"
-            )
+    keys = {key for row in rows for key in row.grid}
+    refuse(
+        {
+            **{
+                f"{key} is swept by {request.scenario}: take it out of the grid, or narrow it with --set": (
+                    key in scenario.axes
+                )
+                for key in keys
+            },
+            **{
+                f"{option} {assignment!r} holds a whole section, and would hide the values of {key} that are "
+                "tried; give the keys of the section one by one": (
+                    key.startswith(f"{parse_assignment(assignment)[0]}.")
+                )
+                for key in keys
+                for option, assignments in (("--set", request.overrides), ("--while-tuning", request.fixed))
+                for assignment in assignments or []
+            },
+        }
+    )
     grids_of_rows = [row.grid for row in rows]
     if request.private:  # each run draws from the whole grid of its row
         settings = [list_settings(grid) for grid in grids_of_rows]
