@@ -98,8 +98,7 @@ class Presence:
         """
         self._name_by_key = {
             key: name for key, name in self._name_by_key.items() if name not in nodes and name not in revoked
-        }
-        self._name_by_key |= {key.strip(): name for name, key in nodes.items()}
+        } | {key.strip(): name for name, key in nodes.items()}
         self._silos |= {name: {} for name in nodes} | {
             name: {**self._silos[name], "revoked": True} for name in revoked
         }
@@ -164,11 +163,8 @@ class Presence:
         elif not is_clock_tolerated(ahead) and isinstance(
             public_key := serialization.load_pem_public_key(key), ec.EllipticCurvePublicKey
         ):
-            public_key.verify(
-                b64decode(headers[FLEET_HTTP_SIGNATURE_HEADER], validate=True),
-                timestamp.encode(),
-                ec.ECDSA(hashes.SHA256()),
-            )
+            signature = b64decode(headers[FLEET_HTTP_SIGNATURE_HEADER], validate=True)
+            public_key.verify(signature, timestamp.encode(), ec.ECDSA(hashes.SHA256()))
             silo.update(refused=arrival_time, ahead=ahead)
         # The file has the refused silos, so that it changes if this silo becomes one of them or ceases to be one.
         if was_refused != ("refused" in silo):
