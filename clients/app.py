@@ -79,7 +79,7 @@ def forward_query(message: Message, context: Context, socket: Path, *, tests: bo
 
     Raises:
         ValueError: The message's query or round is missing, or one of its fields is malformed.
-        InputError: The run configuration names a scenario that cannot be loaded.
+        InputError: The run configuration names no cell that can be run.
     """
     if (refusal := find_protocol_mismatch(context)) is not None:
         return Message(refusal_content(refusal), reply_to=message)
@@ -105,7 +105,7 @@ def forward_key(message: Message, context: Context, socket: Path) -> Message:
         socket: Unix socket of the guard.
 
     Raises:
-        InputError: The run configuration names a scenario that cannot be loaded.
+        InputError: The run configuration names no cell that can be run.
     """
     if (refusal := find_protocol_mismatch(context)) is not None:
         return Message(refusal_content(refusal), reply_to=message)
@@ -121,7 +121,7 @@ def forward_admission_query(message: Message, context: Context, socket: Path) ->
     The guard opens, charges and releases nothing for the question.
 
     Raises:
-        InputError: The run configuration names a scenario that cannot be loaded.
+        InputError: The run configuration names no cell that can be run.
     """
     refusal = find_protocol_mismatch(context) or ask_admission(socket, ledger_run_id(context), _cell_json(context))
     return Message(RecordDict() if refusal is None else refusal_content(refusal), reply_to=message)
@@ -313,7 +313,7 @@ def key(message: Message, context: Context) -> Message:
 
 @app.evaluate()
 def evaluate(message: Message, context: Context) -> Message:
-    """Return a message with sums of a model's scores over the silo's test records, or with a refusal."""
+    """Return a message with the silo's scores of a model, summed or averaged, or with a refusal."""
     if guard := context.node_config.get("guard"):
         return forward_query(message, context, Path(str(guard)), tests=True)
     from fedpriv.clients.simulated import evaluate

@@ -68,7 +68,7 @@ class SimulatedFederation:
         return Silo.for_simulation(number, self.plan, records, self.noise, key, may_miss_rounds=may_miss)
 
     def evaluation_silo(self, number: int) -> Silo:
-        """Build silo `number` for evaluations, with its test records, which no training reads.
+        """Build silo `number` for evaluations, with its test records.
 
         Raises:
             RunError: The scenario has no evaluation by silos.

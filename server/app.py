@@ -5,7 +5,7 @@
 * The journal is a folder of the server with the release of each finished round, and the key of the server's noise.
 * A checkpoint is a position in a silo's ledger, which the server remembers and sends back with the next query.
 * The roster is the node id of silo 0, 1, ….
-* In an evaluation by silos the server sends a model, and gets sums over the silos' test records.
+* In an evaluation by silos the server sends a model, and gets sums or means of scores of the silos' test records.
 
 Before the first query of a deployment every silo is asked whether it would refuse the run, so that a run that one
 silo refuses there for good costs the others nothing.
@@ -149,13 +149,13 @@ class SiloEvaluation:
             if entry
             else self._run_evaluation(number, model, grid, nodes(), timeout)
         )
-        # One row of sums over all silos, or a row for each silo if each silo's sums are published.
+        # One row of means over all silos, or a row for each silo if each silo's means are published.
         return self._evaluation_plan.metrics(release.view(-1, self._evaluation_plan.scores.dimension))
 
     def _run_evaluation(
         self, number: int, model: Tensor, grid: Grid, nodes: Sequence[int], timeout: float
     ) -> Tensor:
-        """Send a model to all silos, and return the release of their test sums.
+        """Send a model to all silos, and return the release, means of scores of their test records.
 
         Args:
             number: Number of the evaluation, from 1.
@@ -190,7 +190,7 @@ class SiloEvaluation:
         return release.vector
 
     def _read_sums(self, content: RecordDict, silo: int, number: int) -> Tensor:
-        """Return a silo's sums of evaluation `number`, or raise RunError for a reply that cannot be used."""
+        """Return a silo's message of evaluation `number`, or raise RunError for a reply that cannot be used."""
         plan, source = self._evaluation_plan.plan, f"silo {silo}, evaluation {number}"
         release, _ = read_release(
             content,

@@ -234,7 +234,7 @@ class PatientGrid(Grid):
             timeout: Longest wait in seconds, or None for no limit.
 
         Raises:
-            RunError: If a new node's reply does not say which silo it is.
+            RunError: If a new node's reply does not say which silo it is, or the SuperLink refuses the messages.
         """
         start, reporter = time.monotonic(), _WaitReporter(self._on_wait)
         pending_messages = [
@@ -275,7 +275,11 @@ class PatientGrid(Grid):
         ]
 
     def _send(self, pending_messages: list[_PendingMessage]) -> None:
-        """Send a copy of each message to its silo's current node, and set the time of the next copy."""
+        """Send a copy of each message to its silo's current node, and set the time of the next copy.
+
+        Raises:
+            RunError: The SuperLink refuses the messages.
+        """
         if not pending_messages:
             return
         copies = [

@@ -302,7 +302,7 @@ def read_release(
 
     Args:
         content: Content of the reply.
-        location: Silo and round, for errors.
+        location: Silo, and round or evaluation, for errors.
         length: Expected length of the release.
         dtype: Expected type of the release.
         has_seeded_noise: Whether the server adds a simulation's noise, which protects no silo with a guard.
@@ -409,7 +409,7 @@ class ReleaseStrategy:
             checkpoints: Ledger checkpoints of the silos, or None for silos without ledgers.
 
         Raises:
-            RunError: The journal is damaged.
+            RunError: The journal is damaged or cannot be read.
         """
         self.plan = plan
         # Numbers of records and clipped records so far, or None with a journal, or once a reply lacks them.

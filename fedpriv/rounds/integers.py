@@ -1,4 +1,4 @@
-"""A round in integers, for a silo with a guard, for a simulation and for a server that adds the noise.
+"""A round in integers: at silos with guards, in simulations, and at servers that add up integers.
 
 Sums of increments s_t (d,) are integers, in units of a public lattice.  What is published is a function of y_t =
 (C s)_t + z_t, with z_t discrete Gaussian noise.  A maps the sums s_1 … s_T to the running sums q_t = decay ·

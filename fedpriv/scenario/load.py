@@ -9,7 +9,8 @@ instance, needs different settings for each algorithm:
     when = { "algorithm.name" = "dp-sgd", "privacy.mu" = [0.3, 1.0] }
     set = { "algorithm.clip" = 5.0 }
 
-Rules apply in the order of the file, after the sweep and before the overrides of single keys.
+Rules apply in the order of the file.  Their conditions are checked at the point with its overrides, and a swept
+value or an override takes the place of a rule's value.
 
 * An axis is a swept key, such as "privacy.mu", with the list of its values.
 * A point of the sweep has one value of each axis.
@@ -400,8 +401,14 @@ def parse_scenario(tree: Mapping[str, Any], source: str, overrides: Iterable[str
     if published is not None or growth is not None:
         new_axes = {key: values for key, values in axes.items() if key != "seeds" and key not in file_axes}
         new_values = {key: values[0] if len(values) == 1 else values for key, values in new_axes.items()}
-        # A key with several values counts as changed, unless the file has the same list as its value.
-        changed = find_changed_keys(file_tree, {**override_parts.fixed_values, **new_values})
+        # A key with several values counts as changed, unless the file has the same list as its value, and no rule
+        # sets the key.
+        changed = find_changed_keys(
+            file_tree,
+            {**override_parts.fixed_values, **new_values},
+            [pair for rule in rules for pair in flatten_keys(rule.set)],
+            {key for rule in rules for key in rule.when},
+        )
         changed += [] if tuning is None else ["what `fedpriv tune` chose"]
         if published is not None:
             published = published.without_values(changed + find_changed_axes(file_axes, axes, published))
@@ -462,10 +469,10 @@ def _resolve_point(
     seed: int,
     source: str,
 ) -> Cell:
-    """Resolve one point of the sweep: the file, the swept values, the rules, then the fixed overrides.
+    """Resolve one point of the sweep: the file, the rules, the swept values, then the fixed overrides.
 
-    Each of these may replace values of those before.  Then the keys are dropped that an override excludes, as
-    `privacy.mu` does `privacy.epsilon`.
+    Each of these may replace values of those before.  Conditions of rules hold for the point's swept values and
+    overrides.  Then the keys are dropped that an override excludes, as `privacy.mu` does `privacy.epsilon`.
 
     Args:
         base: Nested keys of the file, without sections about the sweep and the results.
@@ -479,12 +486,12 @@ def _resolve_point(
     Raises:
         InputError: The cell cannot be run.
     """
-    tree = copy.deepcopy(dict(base))
-    for key, value in zip(axes, values, strict=True):
+    tree, swept_values = copy.deepcopy(dict(base)), dict(zip(axes, values, strict=True))
+    for key, value in swept_values.items():
         assign_key(tree, key, value)
     for rule in rules:
         rule.apply(tree)
-    for key, value in overrides.fixed_values.items():
+    for key, value in {**swept_values, **overrides.fixed_values}.items():
         assign_key(tree, key, value)
     drop_superseded_keys(tree, overrides)
     tree["seed"] = seed

@@ -8,7 +8,7 @@ axis is a swept key with the list of its values.
 
 import dataclasses
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -92,7 +92,7 @@ class PublishedTables(BaseModel):
     has the same keys, and is for a layout without published values.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     rows: str
     """Swept key whose values are the rows of the tables."""
@@ -118,7 +118,7 @@ class PublishedTables(BaseModel):
 class Growth(BaseModel):
     """Section [scaling] on the growth of a resource with n, shown as fitted and as theoretical exponents."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     along: str
     """Swept key that is n."""
@@ -205,7 +205,7 @@ class PublishedValues:
         """Return the published value of a metric at a sweep point, or None without one.
 
         Args:
-            metric: One of `PUBLISHED_METRICS`.
+            metric: Key of a metric, of which only those in `PUBLISHED_METRICS` have values.
             swept: Value of each swept key at the point.
         """
         cells: list[list[float]] | None = getattr(self.tables, metric, None)
@@ -281,20 +281,32 @@ _NEUTRAL_KEYS = ("name", "title", "seed", "run", "deployment", "label")
 """Keys and sections that name a run, or set how it is computed, and leave its setting unchanged."""
 
 
-def find_changed_keys(file_tree: Mapping[str, Any], fixed_values: Mapping[str, Any]) -> list[str]:
+def find_changed_keys(
+    file_tree: Mapping[str, Any],
+    fixed_values: Mapping[str, Any],
+    rule_values: Sequence[tuple[str, Any]] = (),
+    conditions: Collection[str] = (),
+) -> list[str]:
     """Return the overridden keys that may change the setting for which values were published.
 
-    A key of `_NEUTRAL_KEYS`, or a value that the file has as well, changes nothing.  The default value of a key
-    that the file leaves out counts as a change.
+    A value that the file has as well changes nothing, unless a rule [[where]] sets another one.  A key of
+    `_NEUTRAL_KEYS` changes nothing, unless it is in a condition of a rule.  The default value of a key that the
+    file leaves out counts as a change.
 
     Args:
         file_tree: Nested keys of the file.
         fixed_values: Value of each overridden key.
+        rule_values: Dotted keys that rules set, with their values.
+        conditions: Dotted keys in conditions of rules.
     """
     return [
         key
         for key, value in fixed_values.items()
-        if key.partition(".")[0] not in _NEUTRAL_KEYS and look_up_key(file_tree, key) != value
+        if (key.partition(".")[0] not in _NEUTRAL_KEYS or key in conditions)
+        and (
+            look_up_key(file_tree, key) != value
+            or any((name == key and other != value) or name.startswith(f"{key}.") for name, other in rule_values)
+        )
     ]
 
 

@@ -245,7 +245,7 @@ def privacy_levels(results: Results) -> dict[str, float]:
 def privacy_key(results: Results) -> str:
     """Return the privacy scale of the charts: the one that the scenario swept, or "mu".
 
-    It is "epsilon" if a cell has a guarantee without μ, which sampling, for example, may give.
+    It is "mu" also for a sweep of ε at several δ, and "epsilon" if a cell with noise has no μ.
     """
     noisy_cells = [cell for cell in results.cells if cell["epsilon"] is not None]
     # Values of ε at several δ cannot be compared.

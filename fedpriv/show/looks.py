@@ -125,8 +125,8 @@ def make_layout(axes: Mapping[str, list[Any]]) -> Layout:
     """Lay out the axes of a sweep in a chart.
 
     Kinds are trust settings and algorithms together, or algorithms alone if both have more than five combinations,
-    the number of dashes.  A sweep of neither has one axis as kinds: the first with a value that is neither a
-    number nor a boolean, or else, of several axes, the one with the fewest values.  The other axes are levels.
+    the number of dashes.  A sweep of neither has as kinds the first axis with a value that is neither a number nor
+    a boolean, or else, of several axes, the one with the fewest values.  The other axes are levels.
     While there are more than 12 lines, an axis of the levels becomes panels, twice at most: the number of rounds
     first, then the one with most values.
 

@@ -246,6 +246,59 @@ def test_published_values_are_withheld_for_unpublished_values_of_another_axis() 
         assert (published.value("test_loss", {"privacy.rho": 4.0, "federation.silos": 1}) is not None) == shown
 
 
+def test_published_values_are_withheld_if_an_override_undoes_a_rule() -> None:
+    """The value of the file itself changed the points at which a rule has another one."""
+    rule = {"when": {"federation.silos": [2, 3]}, "set": {"algorithm.diameter": 0.25}}
+    tree = {**swept_tree(), "where": [rule]}
+    for value, shown in ((tree["algorithm"]["diameter"], False), (0.25, False)):
+        published = parse_scenario(tree, "test", [f"algorithm.diameter={value}"]).published
+        assert published is not None
+        assert (published.value("test_loss", {"privacy.rho": 4.0, "federation.silos": 2}) is not None) == shown
+    tree["where"] = [{**rule, "set": {"algorithm.diameter": tree["algorithm"]["diameter"]}}]
+    same = parse_scenario(tree, "test", [f"algorithm.diameter={tree['algorithm']['diameter']}"]).published
+    assert same is not None
+    assert same.withheld_keys == []
+    tree |= {"label": {"x": "a"}, "where": [{"when": {"label.x": "b"}, "set": {"algorithm.diameter": 0.25}}]}
+    by_condition = parse_scenario(tree, "test", ["label.x=b"]).published
+    assert by_condition is not None
+    assert by_condition.withheld_keys == ["label.x"]
+
+
+def test_swept_values_of_an_override_replace_those_of_a_rule() -> None:
+    """Points of an overridden key had the rule's value, each under another name."""
+    tree = _ruled(when={"federation.silos": 3}, set={"algorithm.diameter": 0.5})
+    scenario = parse_scenario(tree, "test", ["algorithm.diameter=[0.125, 0.25]", "privacy.rho=1.0"])
+    swept = [point.swept_values["algorithm.diameter"] for point in scenario.points]
+    assert swept == [0.125, 0.25] * 2
+    assert [point.cell.algorithm.model_extra["diameter"] for point in scenario.points] == swept
+
+
+@pytest.mark.parametrize(
+    ("sections", "key"),
+    [
+        (
+            {"paper": {**PAPER, "test_loss": [[2.1, 2.2, math.nan], [1.1, 1.2, 1.3]]}},
+            r"paper\.test_loss\.0\.2 = nan",
+        ),
+        (
+            {
+                "scaling": {
+                    "along": "federation.silos",
+                    "by": "privacy.rho",
+                    "metric": "test_loss",
+                    "start": math.inf,
+                }
+            },
+            r"scaling\.start = inf",
+        ),
+    ],
+)
+def test_published_values_and_theory_are_finite(sections: dict[str, Any], key: str) -> None:
+    """A run with such a section could not write results.json."""
+    with pytest.raises(InputError, match=f"{key}: expected a finite number"):
+        parse_scenario({**swept_tree(), **sections}, "test")
+
+
 @pytest.mark.parametrize("by_rule", [False, True])
 def test_overriding_the_partition_removes_the_settings_of_the_previous_partition(by_rule: bool) -> None:
     """`--set data.partition=iid` on a Dirichlet scenario asked for another --set that nobody can give."""
@@ -285,7 +338,7 @@ def test_overriding_the_partition_removes_swept_settings_of_the_previous_partiti
 )
 def test_a_rule_that_replaces_a_section_by_a_value_is_refused(section: str, value: Any, override: str) -> None:
     tree = {**small_tree(), "where": [{"when": {}, "set": {section: value}}]}
-    with pytest.raises(InputError, match=f"{section} = 3: expected a table of keys"):
+    with pytest.raises(InputError, match=f"{section} is a value, not a table of keys"):
         parse_scenario(tree, "test", [override])
 
 
