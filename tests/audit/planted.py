@@ -39,6 +39,10 @@ def noise_times(factor: float) -> Plant:
     return plant
 
 
+def no_noise(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(KeyedDiscreteGaussian, "vector", lambda _, size, sigma, node=0: np.zeros(size, np.int64))
+
+
 def no_clip(patch: pytest.MonkeyPatch) -> None:
     """An increment of four times the clip, and a check that lets it pass."""
     honest, increment = ExactPlan.norms, SoftmaxRegression.per_record

@@ -145,7 +145,10 @@ def test_a_canary_weighs_less_in_a_round_of_several_batches(small_cell: MakeCell
 
 
 def test_the_audit_signal_of_a_canary_ends_where_the_sums_restart(small_cell: MakeCell) -> None:
-    """Sums restart in round 4; the worlds lay 1.73 noises apart at a claim of 1, and the power was overstated."""
+    """Sums restart in round 4; the worlds lay 1.73 noises apart at a claim of 1, and the power was overstated.
+
+    The claim of 1 is that of a difference, of weight 2/3, which no canary shows.  An anchor weighs 4/9 in two nodes.
+    """
     algorithm = {
         "name": "goldstein-single-pass", "trust": "untrusted", "anchor_batches": 3, "smoothing": 0.1,
         "radius": 0.02, "period": 3, "anchor_clip": 4.0, "clip": 2.0, "step": 0.01, "window": 2, "output": "last",
@@ -153,7 +156,7 @@ def test_the_audit_signal_of_a_canary_ends_where_the_sums_restart(small_cell: Ma
     small = make_audit_cell(small_cell(algorithm=algorithm, privacy__rho=None, privacy__mu=1.0), 1.0, 6, 2, 3)
     plan = make_plan(small, make_canary_objective(small, 4), for_release=True)
     assert matched_filter(plan, 1) == pytest.approx([1.0, 1.0, 0.0, 0.0, 0.0, 0.0])
-    assert separation(plan) == pytest.approx(1.0)
+    assert separation(plan) == pytest.approx(4.0 / 9.0 / (2.0 / 3.0) * 2.0**0.5, rel=1e-6)
 
 
 @pytest.mark.parametrize(("rounds", "size"), [(20, (12, 1)), (50, (12, 3)), (60, (12, 3))])

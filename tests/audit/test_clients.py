@@ -23,8 +23,8 @@ from fedpriv.addons.audit.canaries import (
     zero_shard,
 )
 from fedpriv.addons.audit.families import AuditRefutedError
-from fedpriv.addons.audit.statistics import heaviest_round, matched_filter, noise_factor
-from fedpriv.addons.audit.transcripts import check_clients, public_run_size
+from fedpriv.addons.audit.statistics import find_noise_factor, heaviest_round, matched_filter
+from fedpriv.addons.audit.transcripts import check_units, public_run_size
 from fedpriv.core.errors import InputError
 from fedpriv.core.random import derive_key
 from fedpriv.loss.objective import Batch, Query, Records
@@ -148,7 +148,9 @@ def test_audit_runs_keep_the_turns_of_fixed_cohorts() -> None:
     assert layout.row_count == 4
     plan = make_plan(small, make_canary_objective(small, 4), for_release=True)
     assert heaviest_round(plan) in (1, 2)
-    assert matched_filter(plan, 2) == pytest.approx([0, 1, 0, 1, 0, 1] / noise_factor(plan)[0, 0] ** 2)
+    assert matched_filter(plan, 2) == pytest.approx(
+        [0, 1, 0, 1, 0, 1] / find_noise_factor(plan.mechanism, plan.schedule.rounds)[0, 0] ** 2
+    )
 
 
 @pytest.mark.parametrize(
@@ -269,6 +271,6 @@ def test_clients_that_canaries_cannot_represent_are_refused_in_one_line(
 def test_a_refused_local_step_names_a_step_that_is_accepted() -> None:
     """At clip 0.5 the limit is 0.00070711, and 0.000707 was advised, which is refused."""
     with pytest.raises(InputError) as refused:
-        check_clients(client_cell(algorithm__local_step=1e-5))
+        check_units(client_cell(algorithm__local_step=1e-5))
     advised = float(str(refused.value).partition("local_step=")[2].split()[0])
-    check_clients(client_cell(algorithm__local_step=advised))
+    check_units(client_cell(algorithm__local_step=advised))

@@ -185,7 +185,7 @@ def test_noise_keyed_without_earlier_queries_is_refuted_in_a_later_repeated_roun
 def test_noise_at_the_detectable_share_is_refuted_at_the_stated_rate(claimed: float) -> None:
     """Noise of f times its size, 400 times: at least 363 refuted (95 % less four deviations), at f + .1 fewer."""
     generator, refuted = np.random.default_rng(3), []
-    seen = detectable_noise_share(claimed, claimed, 1024, 0.01)
+    seen = detectable_noise_share(np.array([claimed / 2.0]), claimed, 1024, 0.01)
     for share in (seen, min(seen + 0.1, 1.0)):
         count = 0
         for _ in range(400):
@@ -199,9 +199,12 @@ def test_noise_at_the_detectable_share_is_refuted_at_the_stated_rate(claimed: fl
 
 
 def test_the_detectable_noise_share_is_near_zero_for_extreme_claims_and_grows_with_trials() -> None:
-    assert detectable_noise_share(9.0, 9.0, 4096, 0.005) == 0.0
-    assert detectable_noise_share(1e-3, 1e-3, 4096, 0.005) < 0.01
-    assert detectable_noise_share(1.0, 1.0, 4096, 0.005) < detectable_noise_share(1.0, 1.0, 16384, 0.005) < 1.0
+    def share_of(claimed: float, trials: int) -> float:
+        return detectable_noise_share(np.array([claimed / 2.0]), claimed, trials, 0.005)
+
+    assert share_of(9.0, 4096) == 0.0
+    assert share_of(1e-3, 4096) < 0.01
+    assert share_of(1.0, 4096) < share_of(1.0, 16384) < 1.0
 
 
 @pytest.mark.parametrize("relation", ["replace-one", "zero-out"])

@@ -40,11 +40,12 @@ from fedpriv.addons.audit.canaries import (
     unit_records,
     zero_shard,
 )
-from fedpriv.addons.audit.statistics import Scores, bound_at_threshold, noise_factor
+from fedpriv.addons.audit.statistics import Scores, bound_at_threshold, find_noise_factor
 from fedpriv.addons.audit.transcripts import (
     collect_broadcasts,
     collect_masked_sums,
     collect_replies,
+    collect_silo_releases,
     open_silos,
     zero_queries,
 )
@@ -168,7 +169,12 @@ def _noisy_integers(plan: Plan, exact: ExactPlan, releases: Sequence[torch.Tenso
         sum(plan.batch_sizes) if plan.trust.adds_noise(SERVER) else plan.batch_sizes[0],
     )
     scales = np.array([exact.inputs.factorization.strategy.noise_scales(t) for t in range(1, len(rows) + 1)])
-    return np.asarray(np.linalg.inv(noise_factor(plan)) @ rows * scales * (records / exact.lattice.unit))
+    return np.asarray(
+        np.linalg.inv(find_noise_factor(plan.mechanism, len(rows)))
+        @ rows
+        * scales
+        * (records / exact.lattice.unit)
+    )
 
 
 def _silo_sums(cell: Cell, plan: Plan, shard: Shard, silo_id: int) -> list[Ints]:
@@ -185,11 +191,7 @@ def _silo_sums(cell: Cell, plan: Plan, shard: Shard, silo_id: int) -> list[Ints]
     """
     records, sending_plan = unit_records(shard, cell), dataclasses.replace(plan, trust=TRUSTED)
     silo = Silo.for_release(silo_id, sending_plan, records, bytes(32), b"")
-    state, sums = silo.initial_state(), []
-    for t, query in enumerate(zero_queries(plan), start=1):
-        release, state = silo.answer(state, t, query)
-        sums.append(release.vector.numpy())
-    return sums
+    return [vector.numpy() for vector in collect_silo_releases(silo, zero_queries(plan))]
 
 
 def _score_world(

@@ -46,11 +46,11 @@ from fedpriv.addons.audit.families import (
     run_seed,
 )
 from fedpriv.addons.audit.statistics import ClaimedCurve
-from fedpriv.addons.audit.transcripts import check_clients
+from fedpriv.addons.audit.transcripts import check_units
 from fedpriv.addons.statistics.indicators import STATISTICS
-from fedpriv.core.errors import InputError
+from fedpriv.core.errors import refuse
 from fedpriv.core.replicates import limit_to_one_thread
-from fedpriv.noise.trust import CLIENT, RECORD
+from fedpriv.noise.trust import RECORD
 from fedpriv.plan.plan import make_plan
 from fedpriv.scenario.schema import Cell
 
@@ -233,30 +233,32 @@ def _check_options(cell: Cell, claimed_mu: float, trials: int, confidence: float
     Raises:
         InputError: With the first reason.
     """
-    if cell.privacy.target_mu is None:
-        raise InputError('privacy.mode = "none": a run without noise claims nothing that could be audited')
-    if trials < MIN_TRIALS or not 0.5 <= confidence < 1.0 or not MIN_MU <= claimed_mu <= MAX_MU:
-        raise InputError(
+    unit = cell.privacy.unit
+    refuse(
+        {
+            'privacy.mode = "none": a run without noise claims nothing that could be audited': (
+                cell.privacy.target_mu is None
+            ),
             f"trials = {trials}, confidence = {confidence}, mu = {claimed_mu}: expected at least {MIN_TRIALS} "
-            f"trials, a confidence in [0.5, 1) and a mu in [{MIN_MU:g}, {MAX_MU:g}]"
-        )
-    if cell.algorithm.row.model is not None:
-        raise InputError(
+            f"trials, a confidence in [0.5, 1) and a mu in [{MIN_MU:g}, {MAX_MU:g}]": (
+                trials < MIN_TRIALS or not 0.5 <= confidence < 1.0 or not MIN_MU <= claimed_mu <= MAX_MU
+            ),
             f"algorithm.name = {cell.algorithm.name!r}: canaries are gradients, and its records answer with more; "
-            "audit a copy with 'dp-sgd', which has the same code of clip, noise and guards"
-        )
-    if cell.model.name == STATISTICS and cell.privacy.unit != RECORD.name:
-        raise InputError(
-            f'privacy.unit = "{cell.privacy.unit}": canaries of statistics are records; audit a plan of records'
-        )
-    if cell.privacy.unit == CLIENT.name:
-        check_clients(cell)
-    if cell.algorithm.trust == "curator":
-        raise InputError('algorithm.trust = "curator": the audit is of what a deployment runs, and none runs this')
+            "audit a copy with 'dp-sgd', which has the same code of clip, noise and guards": (
+                cell.algorithm.row.model is not None
+            ),
+            f'privacy.unit = "{unit}": canaries of statistics are records; audit a plan of records': (
+                cell.model.name == STATISTICS and unit != RECORD.name
+            ),
+            'algorithm.trust = "curator": the audit is of what a deployment runs, and none runs this': (
+                cell.algorithm.trust == "curator"
+            ),
+            f"seed = {seed}: expected a whole number of at least 0": seed < 0,
+        }
+    )
+    check_units(cell)
     if not cell.schedule.secret:
         rows_by_round(cell)  # refuses a public order that is not fixed
-    if seed < 0:
-        raise InputError(f"seed = {seed}: expected a whole number of at least 0")
 
 
 def _audit_statistics(

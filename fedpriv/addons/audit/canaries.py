@@ -31,6 +31,9 @@ from fedpriv.core.errors import InputError
 from fedpriv.data.partition import group_consecutive
 from fedpriv.loss.objective import Objective, Records
 from fedpriv.noise.trust import CLIENT, RECORD, Unit
+from fedpriv.papers.base import Settings
+from fedpriv.papers.fedavg import LocalSettings
+from fedpriv.papers.kornowski import GoldsteinSettings
 from fedpriv.participation.orders import FixedOrder
 from fedpriv.plan.plan import Plan
 from fedpriv.plan.task import DTYPES, ModelInputs, group_records
@@ -181,6 +184,7 @@ FAR_NORM = 1e4
 CLASS_COUNT = 2
 _RECORDS_PER_PERSON, _EXCESS_FACTOR = 4, 3
 """Most records of a person or client that count, and records of a canary's person for each of them."""
+_TINY_MOVE = 1e-2 / FAR_NORM  # a canary's score changes by at most 0.01 if the model moves by so much
 _CLIP = 1.0  # replaces a clip from constants of the scenario's loss, which do not hold for canaries
 
 
@@ -190,9 +194,9 @@ def make_audit_cell(cell: Cell, mu: float, rounds: int, silos: int, batch: int, 
     The privacy target becomes `mu`, and the noise follows from it.  The model becomes softmax regression, for
     which the increments of canaries are known.  A clip that follows from constants of the scenario's loss
     ("lipschitz" or "growing"), or is not set, becomes 1.  Sizes of the noise by round are those of the first
-    rounds.  Silos become equal, in size and in target, and none is absent.  At most four records of a person or
-    client count.  Settings of [run] on metrics and on how a simulation computes get plain values, but its `dtype`,
-    `passes`, `word` and `evaluations` stay.
+    rounds.  Smoothing and silos' own steps become tiny (`_audit_settings`).  Silos become equal, in size and in
+    target, and none is absent.  At most four records of a person or client count.  Settings of [run] on metrics
+    and on how a simulation computes get plain values, but its `dtype`, `passes`, `word` and `evaluations` stay.
 
     Args:
         cell: Cell under audit.
@@ -216,11 +220,7 @@ def make_audit_cell(cell: Cell, mu: float, rounds: int, silos: int, batch: int, 
             "arithmetic": "float",
         }
     )  # fmt: skip
-    sizes = getattr(cell.algorithm.settings, "noise_sizes", ())
-    algorithm = cell.algorithm.model_copy(update={"noise_sizes": sizes[:rounds]} if sizes else {})
-    # A name, such as "lipschitz", stands for a formula of the loss's constants.
-    if (clip := getattr(algorithm.settings, "clip", _CLIP)) is None or isinstance(clip, str):
-        algorithm = algorithm.model_copy(update={"clip": _CLIP})
+    algorithm = cell.algorithm.model_copy(update=_audit_settings(cell.algorithm.settings, rounds))
     model = ModelSection.model_validate({"name": "softmax-regression", "feature_norm": FAR_NORM})
     return cell.derive_cell(
         privacy,
@@ -230,6 +230,35 @@ def make_audit_cell(cell: Cell, mu: float, rounds: int, silos: int, batch: int, 
         model=model,
         run=run,
     )
+
+
+def find_audit_clip(settings: Settings) -> float:
+    """Return the clip of an audit: the number that the settings have, or 1.
+
+    A name, such as "lipschitz", stands for a formula of the loss's constants.
+    """
+    clip = getattr(settings, "clip", None)
+    return clip if isinstance(clip, float) else _CLIP
+
+
+def _audit_settings(settings: Settings, rounds: int) -> dict[str, Any]:
+    """Return the keys of an algorithm that differ in an audit, with their values there.
+
+    Canaries reach the clip only at queries where the model is undecided.  So a smoothed loss is smoothed over a
+    tiny ball, with the largest step in proportion, and a silo's own steps between two averages are tiny.
+
+    Args:
+        settings: Keys of the algorithm.
+        rounds: Number of rounds of the audit.
+    """
+    keys: dict[str, Any] = {"clip": find_audit_clip(settings)} if hasattr(settings, "clip") else {}
+    if sizes := getattr(settings, "noise_sizes", ()):
+        keys["noise_sizes"] = sizes[:rounds]
+    if isinstance(settings, GoldsteinSettings):
+        keys |= {"smoothing": _TINY_MOVE, "radius": settings.radius * _TINY_MOVE / settings.smoothing}
+    if isinstance(settings, LocalSettings):
+        keys["step"] = _TINY_MOVE**2 / settings.clip
+    return keys
 
 
 def make_canary_objective(cell: Cell, features: int) -> Objective:

@@ -234,7 +234,7 @@ def audit_counts(
         mu_lower_bound(scores, present, failure / 2.0), bound_at_threshold(0.0, scores, present, failure / 2.0)
     )
     distance = float(difference.norm())
-    would_see = detectable_noise_share(weight * distance / std, mu, trials, failure)
+    would_see = detectable_noise_share(np.array([weight * distance / std / 2.0]), mu, trials, failure)
     return FamilyResult(bound, f"the two worlds that lie furthest apart, {distance:.4f} clips", mu, would_see)
 
 

@@ -29,8 +29,10 @@ from fedpriv.addons.audit.canaries import (
 )
 from fedpriv.addons.audit.statistics import (
     BEST_TEST_SHARE,
+    Scores,
     bound_at_threshold,
     find_best_bound,
+    find_margins,
     find_rollback_bound,
     heaviest_round,
     log_likelihood_ratios,
@@ -38,7 +40,13 @@ from fedpriv.addons.audit.statistics import (
     separation,
     upper_rates,
 )
-from fedpriv.addons.audit.transcripts import Trials, public_run_size, run_rollback, run_trials
+from fedpriv.addons.audit.transcripts import (
+    Trials,
+    collect_exact_trials,
+    public_run_size,
+    run_rollback,
+    run_trials,
+)
 from fedpriv.claims.ledger import FIRST_STEP
 from fedpriv.core.errors import FedprivError
 from fedpriv.plan.evaluation import evaluation_cell, first_step_cell
@@ -71,27 +79,33 @@ POWER = 0.95
 """Least probability with which an audit refutes noise of the detectable size that it reports."""
 
 
-def detectable_noise_share(world_distance: float, claimed_mu: float, trials: int, failure: float) -> float:
+_SHARES = np.arange(1, 1001) / 1000.0
+"""Shares of the noise among which the largest detectable one is found."""
+
+
+def detectable_noise_share(margins: Scores, claimed_mu: float, trials: int, failure: float) -> float:
     """Return the largest share f of the noise that the best test refutes with probability `POWER` or more.
 
-    On noise of f times its size the test guesses wrongly with probability Φ(-world_distance / 2f) in each trial.
-    The claim is refuted if wrong guesses, whose number is binomial, are so few that the bound of
-    `bound_at_threshold` exceeds `claimed_mu`.
+    On noise of f times its size the test guesses a canary wrongly with probability Φ(-margin / f).  The claim is
+    refuted if wrong guesses, whose number is at most as dispersed as a binomial one, are so few that the bound of
+    `bound_at_threshold` exceeds `claimed_mu`.  Noise of every smaller share is refuted with this probability, too.
 
     Args:
-        world_distance: Distance of both worlds in the test, in standard deviations of the full noise.
+        margins: Distance of each canary's expected score to the threshold, in standard deviations of the full
+            noise (`find_margins`), (n,).  It is 0 or less if the test cannot tell the canary.
         claimed_mu: μ of the claim.
         trials: Number of canaries that the test reads.
         failure: Probability of failure of the family of tests, half of which the best test has.
 
     Returns:
-        f in [0, 1], 0 if no share can be refuted.
+        f, a multiple of 0.001 up to 1, or 0 if no share can be refuted.
     """
     max_wrong_guesses = _max_wrong_guesses(claimed_mu, trials, failure * BEST_TEST_SHARE / 2.0)
-    if max_wrong_guesses < 0 or world_distance <= 0.0:
+    if max_wrong_guesses < 0:
         return 0.0
-    error_rate = float(special.bdtri(max_wrong_guesses, trials, POWER))
-    return min(1.0, world_distance / (-2.0 * float(special.ndtri(error_rate)))) if error_rate < 0.5 else 1.0
+    error_rates = special.ndtr(-margins / _SHARES[:, None]).mean(1)
+    is_refuted = error_rates <= special.bdtri(max_wrong_guesses, trials, POWER)
+    return float(np.cumprod(is_refuted).sum() / len(_SHARES))
 
 
 def _max_wrong_guesses(claimed_mu: float, trials: int, failure: float) -> int:
@@ -270,23 +284,34 @@ def audit_canaries(
     """
     plans = {name: part.build_plan() for name, part in parts.items()}
     trials = {name: part.collect_trials(plans[name], part.run_count, None, steps) for name, part in parts.items()}
+    exact_trials = (
+        collect_exact_trials(part.small_cell, part.build_layout(plans[name]), run_seed(part.seed, 0))
+        for name, part in parts.items()
+    )
+    margins = {name: find_margins(plans[name], trial) for name, trial in zip(parts, exact_trials, strict=True)}
     further_count = len(parts)  # with rounds among them: the other parts, and one for all parts together
     group_failure = failure if further_count == 1 else failure / 2.0
     results = dict[str, FamilyResult]()
     for name, part in parts.items():
         part_failure = group_failure if name == "rounds" else failure / (2.0 * further_count)
         count = len(trials[name].select_round(heaviest_round(plans[name])).present)
-        noise_share = detectable_noise_share(separation(plans[name]), part.mu, count, part_failure)
+        noise_share = detectable_noise_share(margins[name], part.mu, count, part_failure)
         bound, test = find_best_bound(plans[name], trials[name], part_failure)
         family, test_suffix = ("canaries", "") if name == "rounds" else (f"canaries, {name}", f" of the {name}")
         results[family] = FamilyResult(bound, test + test_suffix, part.mu, noise_share)
     if further_count > 1:
-        results["canaries, all parts"] = _audit_all_parts(parts, plans, trials, failure / (2.0 * further_count))
+        results["canaries, all parts"] = _audit_all_parts(
+            parts, plans, trials, margins, failure / (2.0 * further_count)
+        )
     return results
 
 
 def _audit_all_parts(
-    parts: Mapping[str, AuditedPart], plans: Mapping[str, Plan], trials: Mapping[str, Trials], failure: float
+    parts: Mapping[str, AuditedPart],
+    plans: Mapping[str, Plan],
+    trials: Mapping[str, Trials],
+    margins: Mapping[str, Scores],
+    failure: float,
 ) -> FamilyResult:
     """Test the same canaries in the releases of all parts against the composed claim.
 
@@ -298,6 +323,7 @@ def _audit_all_parts(
         parts: Parts of the run by name, two or more.
         plans: Plan of each part's small cell.
         trials: Trials of each part.
+        margins: Margins of the canaries in the best test of each part (`find_margins`).
         failure: Probability that the bound is wrong, at most.
     """
     coins = [trials[name].select_round(heaviest_round(plans[name])).present for name in parts]
@@ -309,8 +335,11 @@ def _audit_all_parts(
         bound_at_threshold(0.0, evidence, coins[0], failure / 2.0),
         mu_lower_bound(evidence, coins[0], failure / 2.0),
     )
+    # Evidence adds up, and so do the squares of its deviations.
+    separations = {name: separation(plan) for name, plan in plans.items()}
+    joint_margins = np.sum([margins[name] * separations[name] for name in parts], axis=0)
     noise_share = detectable_noise_share(
-        compose([separation(plan) for plan in plans.values()]), claimed_mu, len(coins[0]), failure
+        joint_margins / compose(list(separations.values())), claimed_mu, len(coins[0]), failure
     )
     return FamilyResult(bound, f"{' and '.join(parts)} together", claimed_mu, noise_share)
 

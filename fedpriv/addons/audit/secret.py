@@ -23,7 +23,6 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from fedpriv.accounting.guarantees import Sampled
@@ -35,8 +34,14 @@ from fedpriv.addons.audit.canaries import (
     unit_records,
     zero_shard,
 )
-from fedpriv.addons.audit.statistics import ClaimedCurve, CurveResult, evaluate_on_curve
-from fedpriv.addons.audit.transcripts import count_passes, run_trials
+from fedpriv.addons.audit.statistics import ClaimedCurve, CurveResult, evaluate_on_curve, find_noise_factor
+from fedpriv.addons.audit.transcripts import (
+    collect_silo_releases,
+    count_passes,
+    project_on_canaries,
+    run_trials,
+    zero_queries,
+)
 from fedpriv.claims.ledger import ReleaseStream, make_release_streams, make_silo_stream
 from fedpriv.core.errors import InputError
 from fedpriv.core.random import (
@@ -166,17 +171,13 @@ def _factorize(mechanism: Mechanism, workload: Workload) -> tuple[Floats, Floats
     """Return B and C, both (T, T), of A = B C for a mechanism with one fresh vector a round.
 
     The workload A maps increments to running sums that never restart: its entries are decay^(t-k) for k ≤ t, else
-    0.  The noise of round t is row t of the noise factor B times the fresh vectors of all rounds.  So B is found
-    by running the mechanism with the t-th unit vector (T,) as the fresh vector of round t.  Then C is B⁻¹ A.
+    0.  So C is B⁻¹ A.
 
     Args:
         mechanism: Mechanism with the noise factor B.
         workload: Number of rounds T, and decay, of A.
     """
-    state, noise_factor = mechanism.start(), np.empty((workload.rounds, workload.rounds))
-    for t, impulse in enumerate(torch.eye(workload.rounds, dtype=torch.float64), start=1):
-        row, state = mechanism.noise(state, t, impulse)
-        noise_factor[t - 1] = row.numpy()
+    noise_factor = find_noise_factor(mechanism, workload.rounds)
     indices = np.arange(workload.rounds)
     workload_matrix = np.tril(workload.decay ** np.subtract.outer(indices, indices).clip(0))
     return noise_factor, np.linalg.solve(noise_factor, workload_matrix).astype(np.float64)
@@ -229,16 +230,12 @@ def run_company(
         if not is_present and small_cell.privacy.relation == "zero-out":
             shard.images[0] = 0.0
         shards.append(unit_records(shard, small_cell))
-    query, projections = torch.zeros_like(plan.objective.initial()), np.empty((runs, plan.schedule.rounds))
-    for trial, is_present in enumerate(coins):
+    projections = []
+    for is_present in coins:
         silo = Silo.for_release(0, plan, shards[int(is_present)], system_key(), b"")
-        state = silo.initial_state()
-        for t in range(1, plan.schedule.rounds + 1):
-            release, state = silo.answer(state, t, query)
-            classes = release.vector.view(2, -1)[:, 0]
-            projections[trial, t - 1] = float(classes[1] - classes[0]) / 2**0.5
+        projections.append(project_on_canaries(collect_silo_releases(silo, zero_queries(plan))))
         steps(1.0 / COMPANY_RUNS_PER_STEP)
-    return CanaryTrials(_to_weight_units(plan, projections), coins, np.zeros(runs, np.int64))
+    return CanaryTrials(_to_weight_units(plan, np.concatenate(projections)), coins, np.zeros(runs, np.int64))
 
 
 @dataclass(frozen=True)

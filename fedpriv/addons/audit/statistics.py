@@ -37,6 +37,7 @@ from fedpriv.accounting.guarantees import Sampled
 from fedpriv.addons.audit.transcripts import Trials
 from fedpriv.core.errors import InputError
 from fedpriv.core.random import SERVER
+from fedpriv.noise.mechanism import Mechanism
 from fedpriv.plan.plan import Plan
 
 Scores = NDArray[np.float64]
@@ -143,10 +144,10 @@ def heaviest_round(plan: Plan) -> int:
     """Return the round of the first pass whose canaries the whole transcript separates best.
 
     The round has the largest (clip_t / batches_t)² δᵀ Σ⁺ δ, with the signal δ (T,) of a canary of round t, and the
-    covariance Σ (T, T) of the noise in T releases.
+    covariance Σ (T, T) of the noise in T releases.  Rounds in which canaries add nothing count as clip 0.
     """
     first_pass = min(plan.schedule.rounds, plan.schedule.rounds_per_epoch)
-    clips = [float(plan.estimator.round(t).clip) / _batch_count(plan, t) for t in range(1, first_pass + 1)]
+    clips = [_reached_clip(plan, t) / _batch_count(plan, t) for t in range(1, first_pass + 1)]
     squared_norms = [
         clip**2 * float(_signal(plan, t) @ matched_filter(plan, t)) for t, clip in enumerate(clips, start=1)
     ]
@@ -220,7 +221,7 @@ def log_likelihood_ratios(plan: Plan, trials: Trials) -> Scores:
 
 
 def separation(plan: Plan) -> float:
-    """Distance of both worlds in the best test, in standard deviations of its noise.
+    """Distance of both worlds in the best test, in standard deviations of its noise, if canaries reach the clip.
 
     The distance is D w √(δᵀ Σ⁺ δ) / σ for a canary of the heaviest round, with the D, w and σ of
     `log_likelihood_ratios`, the signal δ (T,) and noise of covariance σ² Σ (T, T).  It equals μ if the canary is
@@ -230,6 +231,21 @@ def separation(plan: Plan) -> float:
     weight, std = canary_weight_and_std(plan, heaviest)
     squared = float(_signal(plan, heaviest) @ matched_filter(plan, heaviest))
     return _world_distance(plan) * weight * math.sqrt(squared) / std
+
+
+def find_margins(plan: Plan, exact_trials: Trials) -> Scores:
+    """Return the distance of each canary's score to the threshold, in standard deviations of the score's noise.
+
+    The score is that of the best test, `log_likelihood_ratios`, and the threshold is 0.  The test guesses a canary
+    wrongly with probability Φ(-margin).  If canaries reach the clip, all margins are half of the distance of both
+    worlds (`separation`).
+
+    Args:
+        plan: Plan of the run.
+        exact_trials: Trials without noise, from `collect_exact_trials`.
+    """
+    signs = np.where(exact_trials.select_round(heaviest_round(plan)).present, 1.0, -1.0)
+    return np.asarray(signs * log_likelihood_ratios(plan, exact_trials) / separation(plan))
 
 
 def canary_weight_and_std(plan: Plan, canary_round: int) -> tuple[float, float]:
@@ -295,8 +311,8 @@ def _canary_scores(plan: Plan, canary_round: int, trials: Trials) -> Mapping[str
     return {name: (values, 1) for name, values in scores.items()} | run_pair_scores
 
 
-def noise_factor(plan: Plan) -> Scores:
-    """Return the noise factor B, (T, T), of a mechanism with one fresh vector a round.
+def find_noise_factor(mechanism: Mechanism, round_count: int) -> Scores:
+    """Return the noise factor B, (T, T), of a mechanism with one fresh vector in each of T rounds.
 
     A fresh vector is independent normal noise.  The noise of release t is row t of B times the fresh vectors of
     all rounds.  So the mechanism is run once with the t-th unit vector (T,) as the fresh vector of round t, and
@@ -305,18 +321,18 @@ def noise_factor(plan: Plan) -> Scores:
     Raises:
         InputError: If the mechanism draws several vectors a round.
     """
-    if plan.mechanism.draws(1) is not None:  # None stands for one fresh vector a round
+    if mechanism.draws(1) is not None:  # None stands for one fresh vector a round
         raise InputError("the audit knows mechanisms with one fresh vector a round; this one draws several")
-    state, rows = plan.mechanism.start(), []
-    for t, impulse in enumerate(torch.eye(plan.schedule.rounds, dtype=torch.float64), start=1):
-        row, state = plan.mechanism.noise(state, t, impulse)
+    state, rows = mechanism.start(), []
+    for t, impulse in enumerate(torch.eye(round_count, dtype=torch.float64), start=1):
+        row, state = mechanism.noise(state, t, impulse)
         rows.append(row.numpy().copy())
     return np.array(rows)
 
 
 def matched_filter(plan: Plan, canary_round: int) -> Scores:
     """Return Σ⁺ δ (T,), the best linear test of the signal δ under noise of covariance Σ = B Bᵀ."""
-    factor = noise_factor(plan)
+    factor = find_noise_factor(plan.mechanism, plan.schedule.rounds)
     return np.asarray(np.linalg.pinv(factor @ factor.T) @ _signal(plan, canary_round))
 
 
@@ -326,20 +342,26 @@ def _signal(plan: Plan, canary_round: int) -> Scores:
     Release t has the running sum of the increments until round t, each decayed by the estimator's `decay` once a
     round.  A sum restarts from 0 after each of the estimator's periods, if it has one.  The canary takes part in
     round c = `canary_round` and in the same round of every later pass over the records.  So δ_t is the sum of
-    decay^(t-k) clip_k / clip_c over these rounds k ≤ t in the period of t.  Increments are assumed to be as long
-    as the clip, which differences of gradients at equal queries are not.
+    decay^(t-k) clip_k / clip_c over these rounds k ≤ t in the period of t, where rounds whose increments are
+    differences of gradients at equal queries count as clip_k = 0 (`_reached_clip`).
     """
     rounds, first_clip = plan.schedule.rounds, float(plan.estimator.round(canary_round).clip)
     signal, period = np.zeros(rounds), plan.estimator.period or rounds
     for k in range(canary_round, rounds + 1, plan.schedule.rounds_per_epoch):
         rounds_since = np.arange(1, rounds + 1) - k
-        relative_clip = float(plan.estimator.round(k).clip) / first_clip
+        relative_clip = _reached_clip(plan, k) / first_clip
         signal += relative_clip * np.where(
             (rounds_since >= 0) & (rounds_since < period - (k - 1) % period),
             plan.estimator.decay ** np.maximum(rounds_since, 0.0),
             0.0,
         )
     return signal
+
+
+def _reached_clip(plan: Plan, t: int) -> float:
+    """Return the clip of round t, or 0 if increments are differences that are 0 where all queries are equal."""
+    step = plan.estimator.round(t)
+    return float(step.clip) if sum(step.coefficients) else 0.0
 
 
 def _batch_count(plan: Plan, t: int) -> int:

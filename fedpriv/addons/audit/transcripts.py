@@ -18,9 +18,10 @@ after half of the rounds.  `run_rollback` has the views before and after a machi
 """
 
 import dataclasses
+import math
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -35,18 +36,20 @@ from fedpriv.addons.audit.canaries import (
     CanaryLayout,
     RestartableSilo,
     expand_units,
+    find_audit_clip,
     make_canary_objective,
     open_guarded_silos,
     unit_records,
     zero_shard,
 )
 from fedpriv.clients.simulated import make_client_app
-from fedpriv.core.errors import InputError
+from fedpriv.core.errors import refuse
 from fedpriv.core.figures import format_upper
-from fedpriv.core.random import SERVER, public_generator, system_key
+from fedpriv.core.random import SERVER, KeyedNormal, public_generator, system_key
 from fedpriv.engines.inprocess import InProcessGrid, quiet_flower_logs
 from fedpriv.loss.estimators import Round
 from fedpriv.noise.integers.fixed_point import unpack_sum
+from fedpriv.noise.trust import CLIENT, Noise
 from fedpriv.participation.registry import DrawnOrder
 from fedpriv.plan.plan import Plan, make_plan
 from fedpriv.rounds.integers import IntegerSteps
@@ -78,43 +81,40 @@ def public_run_size(cell: Cell, max_rounds: int) -> tuple[int, int]:
     return passes * min(rounds_per_pass, max_rounds // passes), passes
 
 
-def check_clients(cell: Cell) -> None:
-    """Check that canaries can represent the clients of a cell, and refuse other cells.
+def check_units(cell: Cell) -> None:
+    """Check that canaries can represent the units of protection of a cell, and refuse other cells.
 
-    Refused are cells with one of these properties:
+    Refused are local steps so short that the first local step of a canary, from the model 0, is less than 10 clips
+    long.  A canary's update has to reach the clip, since the tests assume an update of that norm.  Of cells whose
+    units are clients, these are refused, too:
 
     * no pool of clients, as guards of silos have no clients,
     * cohorts that are drawn, because the tests need cohorts in turn,
-    * a clip that follows a quantile, because it is a coordinate of its own in releases,
-    * local steps so short that the first local step of a canary, from the model 0, is less than 10 clips long.
-      A canary's update has to reach the clip, since the tests assume an update of that norm.
+    * a clip that follows a quantile, because it is a coordinate of its own in releases.
 
     Raises:
         InputError: With the first reason, in one line.
     """
-    if cell.federation.clients is None:
-        raise InputError(
+    settings = cell.algorithm.settings
+    step, clip = getattr(settings, "local_step", None) or math.inf, find_audit_clip(settings)
+    advised_step = format_upper(_CLIP_MARGIN * clip / _FIRST_GRADIENT, 3)
+    refuse(
+        {
             'privacy.unit = "client": no guard has clients, and the audit knows them in pools only; audit a copy '
-            "with federation.clients and federation.cohort in place of silos"
-        )
-    if isinstance(cell.schedule, DrawnOrder):
-        raise InputError(
+            "with federation.clients and federation.cohort in place of silos": (
+                cell.privacy.unit == CLIENT.name and cell.federation.clients is None
+            ),
             f'federation.sampling = "{cell.schedule.name}": canaries have rounds of their own here, and tests are '
             'made for cohorts that come in turn; audit a copy with sampling = "fixed" and neither '
-            "min_separation nor max_participations"
-        )
-    settings = cell.algorithm.settings
-    if getattr(settings, "clip_quantile", None) is not None:
-        raise InputError(
+            "min_separation nor max_participations": isinstance(cell.schedule, DrawnOrder),
             "algorithm.clip_quantile: the clip of the moment is a coordinate of queries and releases, in which "
-            "canaries have no direction; audit without it"
-        )
-    step, clip = getattr(settings, "local_step", None), getattr(settings, "clip", None)
-    if step is not None and isinstance(clip, float) and step * _FIRST_GRADIENT < _CLIP_MARGIN * clip:
-        raise InputError(
+            "canaries have no direction; audit without it": getattr(settings, "clip_quantile", None) is not None,
             f"algorithm.local_step = {step:g}: steps so short do not lead a canary beyond clip = {clip:g}; audit "
-            f"with --set algorithm.local_step={format_upper(_CLIP_MARGIN * clip / _FIRST_GRADIENT, 3)} or more"
-        )
+            f"with --set algorithm.local_step={advised_step} or more": (
+                step * _FIRST_GRADIENT < _CLIP_MARGIN * clip
+            ),
+        }
+    )
 
 
 class ClientPool:
@@ -235,12 +235,43 @@ def run_trials(cell: Cell, layout: CanaryLayout, seed: int, queries: Sequence[Te
     with open_silos(cell, plan, shards) as (folder, silos):
         # The adversary sees no silo alone if the server adds the noise or messages are masked.
         if queries is not None or plan.trust.publishes_sums(SERVER):
-            releases = _project_on_canaries(collect_transcript(plan, folder, silos, sent_queries))
+            releases = project_on_canaries(collect_transcript(plan, folder, silos, sent_queries))
             return Trials(releases, no_differences, no_differences, present, layout.rounds)
         first_run, second_run, other_silo = _run_twice(plan, silos, sent_queries)
-    releases = _project_on_canaries(first_run)
-    silo_differences = releases - _project_on_canaries(other_silo) if other_silo else no_differences
-    return Trials(releases, silo_differences, releases - _project_on_canaries(second_run), present, layout.rounds)
+    releases = project_on_canaries(first_run)
+    silo_differences = releases - project_on_canaries(other_silo) if other_silo else no_differences
+    return Trials(releases, silo_differences, releases - project_on_canaries(second_run), present, layout.rounds)
+
+
+def collect_exact_trials(cell: Cell, layout: CanaryLayout, seed: int) -> Trials:
+    """Compute the adversary's releases without noise, in a run with the coins of `run_trials`.
+
+    The releases are those of silo 0, or its part in the mean over all silos if the adversary sees no silo alone.
+
+    Args:
+        cell: Small cell of the audit.
+        layout: Rounds and rows of n canaries.
+        seed: Seed of the coins.
+
+    Returns:
+        Trials with the releases of all rounds, without differences.
+    """
+    plan = make_plan(cell, make_canary_objective(cell, len(layout.rounds)), for_release=True)
+    present, shards = _draw_shards(cell, plan, layout, seed)
+    exact_plan = dataclasses.replace(plan, noise=Noise(), exact_plan=None)
+    silo = Silo(0, exact_plan, unit_records(shards[0], cell), KeyedNormal(bytes(32), np.float64))
+    weight = plan.weights[0] if plan.trust.publishes_sums(SERVER) else 1.0
+    releases = weight * project_on_canaries(collect_silo_releases(silo, zero_queries(plan)))
+    return Trials(releases, releases[:, :0], releases[:, :0], present, layout.rounds)
+
+
+def collect_silo_releases(silo: Silo, queries: Iterable[Tensor]) -> list[Tensor]:
+    """Collect the vectors (d,) that a silo releases in rounds 1, 2, … of a new run."""
+    state, vectors = silo.initial_state(), list[Tensor]()
+    for t, query in enumerate(queries, start=1):
+        release, state = silo.answer(state, t, query)
+        vectors.append(release.vector)
+    return vectors
 
 
 def run_rollback(cell: Cell, layout: CanaryLayout, seed: int, t: int) -> Trials:
@@ -270,7 +301,7 @@ def run_rollback(cell: Cell, layout: CanaryLayout, seed: int, t: int) -> Trials:
         backup = {path: path.read_bytes() for path in _journal_files(folder)}
         restores = [silo.back_up() for silo in silos]
         # The first t - 1 rounds are over, and asked for again they give the same releases.
-        original = _project_on_canaries(collect_transcript(plan, folder, silos, before))
+        original = project_on_canaries(collect_transcript(plan, folder, silos, before))
         for path in _journal_files(folder) - backup.keys():
             path.unlink()
         for path, content in backup.items():
@@ -278,7 +309,7 @@ def run_rollback(cell: Cell, layout: CanaryLayout, seed: int, t: int) -> Trials:
             path.chmod(0o600)  # The journal refuses files that others can read.
         for silo in restores:  # functions, each of which restores a silo
             silo()
-        replayed = _project_on_canaries(collect_transcript(plan, folder, silos, after))
+        replayed = project_on_canaries(collect_transcript(plan, folder, silos, after))
     return Trials(
         original, np.empty((count, 0)), original[:, t - 1 :] - replayed[:, t - 1 :], present, layout.rounds
     )
@@ -461,7 +492,7 @@ def collect_broadcasts(
     return releases
 
 
-def _project_on_canaries(vectors: Sequence[Tensor]) -> NDArray[np.float64]:
+def project_on_canaries(vectors: Sequence[Tensor]) -> NDArray[np.float64]:
     """Project one vector (d,) a round on the directions of n canaries, (n, rounds).
 
     The direction of a canary is its feature's weight of class 1 minus that of class 0, of norm 1.
