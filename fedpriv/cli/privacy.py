@@ -252,7 +252,9 @@ def _find_response(
 
 
 def _parse_algorithm_settings(row: "Algorithm", assignments: list[str]) -> "NoiseSettings":
-    """Parse the algorithm's own keys, with 1 as the default of `SCALE_SETTINGS`.
+    """Parse the algorithm's own keys, with 1 as the default of `SCALE_SETTINGS`, and as the clip.
+
+    A clip that grows counts as its bound in all rounds, so that the noise is enough for every loss.
 
     Raises:
         InputError: Noise cannot be fitted to the algorithm, or a key is refused.
@@ -265,7 +267,7 @@ def _parse_algorithm_settings(row: "Algorithm", assignments: list[str]) -> "Nois
         )
     return parse_settings(
         row.settings, assignments, {key: 1.0 for key in SCALE_SETTINGS if key in row.settings.model_fields}
-    )
+    ).model_copy(update={key: 1.0 for key in ("clip",) if key in row.settings.model_fields})
 
 
 def _comparison_lines(

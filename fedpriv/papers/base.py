@@ -423,10 +423,13 @@ class NoiseSettings(Settings, MechanismOptions):
     def with_unit_scale(self) -> Self:
         """Copy of the settings with 1 for each of `SCALE_SETTINGS`, explicit parameters, and late_clip "same".
 
-        The mechanism is independent noise, in place of one that may have to be fitted.
+        A clip "growing" stays, because it is no scale: clips differ between rounds.  The mechanism is independent
+        noise, in place of one that may have to be fitted.
         """
         field_names = type(self).model_fields.keys()
-        updates: dict[str, Any] = {name: 1.0 for name in SCALE_SETTINGS if name in field_names}
+        updates: dict[str, Any] = {
+            name: 1.0 for name in SCALE_SETTINGS if name in field_names and getattr(self, name) != "growing"
+        }
         if "parameters" in field_names:
             updates["parameters"] = "explicit"
         return self.model_copy(update=updates | {"mechanism": IndependentGaussian.name, "late_clip": "same"})

@@ -248,7 +248,9 @@ def response_and_workload(
     The workload is the decay, the clips, the restarts and the participation of the running sums.  The response has
     the weights of the released sums in the target: in points that the row's optimizer publishes, or in some of the
     sums themselves if `published` is "rows", or if no such point depends on a release.  Both are computed in one
-    dimension, with 1 for each of `SCALE_SETTINGS`, also where a scenario has a name in place of a clip.
+    dimension, with 1 for each of `SCALE_SETTINGS`, also where a scenario has a name in place of a clip.  A clip
+    "growing" is that of a loss with the constants 1.  For another loss the fit is not the best one, and the noise
+    is calibrated to the run's own clips all the same.
 
     Args:
         row: Row of the algorithms' table.

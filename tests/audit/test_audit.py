@@ -147,7 +147,8 @@ def test_a_canary_weighs_less_in_a_round_of_several_batches(small_cell: MakeCell
 def test_the_audit_signal_of_a_canary_ends_where_the_sums_restart(small_cell: MakeCell) -> None:
     """Sums restart in round 4; the worlds lay 1.73 noises apart at a claim of 1, and the power was overstated.
 
-    The claim of 1 is that of a difference, of weight 2/3, which no canary shows.  An anchor weighs 4/9 in two nodes.
+    The claim of 1 is that of a difference, of weight 2/3, which no canary shows.  An anchor weighs 4/9, in two
+    nodes.
     """
     algorithm = {
         "name": "goldstein-single-pass", "trust": "untrusted", "anchor_batches": 3, "smoothing": 0.1,

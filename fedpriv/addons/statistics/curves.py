@@ -178,13 +178,19 @@ class CurveSettings(BaseModel):
     @model_validator(mode="after")
     def _groups_fit(self) -> Self:
         """Check that no column is named twice in `by`, and that edges are of its columns and increase."""
-        if len(set(self.by)) < len(self.by):
-            raise ValueError("by: a column is named twice")
-        if unknown := [name for name in self.edges if name not in self.by]:
-            raise ValueError(f"edges of {unknown[0]!r}, which is none of `by`")
-        for name, edges in self.edges.items():
-            if not all(low < high for low, high in pairwise(edges)):
-                raise ValueError(f"edges of {name!r}: expected numbers that increase")
+        refuse(
+            {
+                "by: a column is named twice": len(set(self.by)) < len(self.by),
+                **{f"edges of {name!r}, which is none of `by`": name not in self.by for name in self.edges},
+                **{
+                    f"edges of {name!r}: expected numbers that increase": (
+                        not all(low < high for low, high in pairwise(edges))
+                    )
+                    for name, edges in self.edges.items()
+                },
+            },
+            ValueError,
+        )
         return self
 
     def __hash__(self) -> int:
@@ -302,10 +308,6 @@ def make_groupings(
                 groupings[-1] = _make_number_grouping(name, first_feature, column.range, edges)
         first_feature += column.width
     names = [name for name, _ in schema.sorted_columns]
-    if missing := [name for name in settings.by if name not in names]:
-        raise InputError(
-            f"evaluation.curves.by: {missing[0]!r} is no feature of the table{suggestion(missing[0], names)}"
-        )
     keys = sorted(
         f"{grouping.name}={label}{end}"
         for grouping in groupings
@@ -314,6 +316,12 @@ def make_groupings(
     )
     refuse(
         {
+            **{
+                f"evaluation.curves.by: {name!r} is no feature of the table{suggestion(name, names)}": (
+                    name not in names
+                )
+                for name in settings.by
+            },
             f"evaluation.curves.by: a column has more than {_MAX_GROUPS} groups; leave it out, or give fewer "
             "edges": any(len(grouping.labels) > _MAX_GROUPS for grouping in groupings),
             **{

@@ -43,7 +43,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from torch import Tensor
 
-from fedpriv.core.errors import InputError
+from fedpriv.core.errors import InputError, refuse
 from fedpriv.core.replicates import Scalar
 from fedpriv.data.encode import MOMENTS_DIAMETER
 from fedpriv.loss.clipping import compute_clipping, upper_norm, vector_bounds
@@ -88,10 +88,16 @@ class Axis(_PublicModel):
 
     @model_validator(mode="after")
     def _bins_or_words(self) -> Self:
-        if (self.edges is None) == (self.words is None):
-            raise ValueError("an axis has either edges, for numbers, or words")
-        if self.edges is not None and not all(low < high for low, high in pairwise(self.edges)):
-            raise ValueError(f"edges = {list(self.edges)[:8]}: expected numbers that increase")
+        edges = self.edges or ()
+        refuse(
+            {
+                "an axis has either edges, for numbers, or words": (self.edges is None) == (self.words is None),
+                f"edges = {list(edges)[:8]}: expected numbers that increase": (
+                    not all(low < high for low, high in pairwise(edges))
+                ),
+            },
+            ValueError,
+        )
         return self
 
     @property
@@ -153,20 +159,26 @@ class Cells(_PublicModel):
     @model_validator(mode="after")
     def _has_axes(self) -> Self:
         """Check that columns are distinct, that cells are not too many, and that the axes fit the form."""
-        if len({axis.column for axis in self.axes}) < len(self.axes):
-            raise ValueError("a table has a column twice")
-        # A coarse limit before `blocks` makes a list of all groups.  `StatisticsSettings` checks the exact number,
-        # which for a survival table is less than this product.
-        if (cells := math.prod(axis.cell_count for axis in self.axes)) > 4 * MAX_CELLS:
-            raise ValueError(f"{cells} cells of one table, at most {MAX_CELLS} are released together")
-        if self.form == "moments" and (len(self.axes) > 1 or len(self.axes[0].edges or ()) != 2):
-            raise ValueError('form = "moments" is of one number, and its two edges are its range')
-        if self.form == "prefix" and self.axes[-1].edges is None:
-            raise ValueError('form = "prefix" is of numbers: its last axis has edges')
-        if self.form == "survival" and (
-            len(self.axes) < 2 or self.axes[-2].edges is None or self.axes[-1].words != 2
-        ):
-            raise ValueError('form = "survival" needs a time, with edges, and an event of two words')
+        columns, cells = {axis.column for axis in self.axes}, math.prod(axis.cell_count for axis in self.axes)
+        is_survival = len(self.axes) > 1 and self.axes[-2].edges is not None and self.axes[-1].words == 2
+        # The limit on cells is a coarse one, before `blocks` makes a list of all groups.  `StatisticsSettings`
+        # checks the exact number, which for a survival table is less than this product.
+        refuse(
+            {
+                "a table has a column twice": len(columns) < len(self.axes),
+                f"{cells} cells of one table, at most {MAX_CELLS} are released together": cells > 4 * MAX_CELLS,
+                'form = "moments" is of one number, and its two edges are its range': (
+                    self.form == "moments" and (len(self.axes) > 1 or len(self.axes[0].edges or ()) != 2)
+                ),
+                'form = "prefix" is of numbers: its last axis has edges': (
+                    self.form == "prefix" and self.axes[-1].edges is None
+                ),
+                'form = "survival" needs a time, with edges, and an event of two words': (
+                    self.form == "survival" and not is_survival
+                ),
+            },
+            ValueError,
+        )
         if any(block.size > MAX_ORDERED_CELLS for block in self.blocks if block.kind != "plain"):
             raise ValueError(f"more than {MAX_ORDERED_CELLS} ordered cells")
         return self
@@ -539,17 +551,20 @@ def check_cell(cell: Any) -> None:
         ValueError: The data are no table, or a setting of the data or the budget does not fit counts.
     """
     data, schema = cell.data, cell.data.table_schema
-    if schema is None:
-        raise ValueError(f"data.name = {data.name!r}: statistics are of a table")
-    if schema.missing == "drop":
-        raise ValueError(
+    refuse(
+        {
+            f"data.name = {data.name!r}: statistics are of a table": schema is None,
             'table.missing = "drop": a row with a missing value is to be counted as missing; leave it '
-            "out, and give every column `missing`, what stands in for it"
-        )
-    if data.scale is not None or data.validation is not None or data.split_and_spared != (None, None):
-        raise ValueError("data: scale, validation, split and spared say nothing of counts; leave them out")
-    if cell.privacy.shares:
-        raise ValueError("privacy.shares: a count weighs the records of all silos alike; leave it out")
+            "out, and give every column `missing`, what stands in for it": (
+                schema is not None and schema.missing == "drop"
+            ),
+            "data: scale, validation, split and spared say nothing of counts; leave them out": (
+                data.scale is not None or data.validation is not None or data.split_and_spared != (None, None)
+            ),
+            "privacy.shares: a count weighs the records of all silos alike; leave it out": cell.privacy.shares,
+        },
+        ValueError,
+    )
 
 
 PROVED_DIAMETERS.add(Indicators)

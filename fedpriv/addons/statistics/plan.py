@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, model_validator
 
 from fedpriv.addons.statistics.indicators import StatisticsSettings
-from fedpriv.core.errors import InputError
+from fedpriv.core.errors import InputError, refuse
 from fedpriv.papers.base import Count
 from fedpriv.scenario.data import DataSection
 from fedpriv.scenario.messages import validate_section
@@ -127,12 +127,17 @@ class StatisticsPlan(Section):
     def _each_name_once(self) -> Self:
         """Check that titles of tables are unique, and that the plan adds noise."""
         names = [table.title for table in self.table]
-        if twice := [name for name in names if names.count(name) > 1]:
-            raise ValueError(f"two tables are called {twice[0]!r}; give one of them a name")
-        if self.privacy.mode == "none":
-            raise ValueError(
-                'privacy.mode = "none": statistics without noise promise nothing; give epsilon or mu in its place'
-            )
+        refuse(
+            {
+                **{
+                    f"two tables are called {name!r}; give one of them a name": names.count(name) > 1
+                    for name in names
+                },
+                'privacy.mode = "none": statistics without noise promise nothing; give epsilon or mu in its '
+                "place": (self.privacy.mode == "none"),
+            },
+            ValueError,
+        )
         return self
 
 

@@ -392,9 +392,11 @@ def _estimate_quantiles(
     last cell is infinite.
 
     Intervals use N as released.  Let s_k be the standard deviation of the noise in N_k - q n.  The interval for
-    these records is from the first upper edge with N_k - q n + 1.96 s_k ≥ 0 to the first one with N_k - q n - 1.96
-    s_k ≥ 0.  An end is infinite if there is no such edge.  The interval for the population adds the variance
-    max(0, n) q (1 - q) to that of the noise.
+    these records begins at the first upper edge with N_k - q n + 1.96 s_k ≥ 0, and ends at the first one from
+    which on N_k - q n - 1.96 s_k ≥ 0.  An end is infinite if there is no such edge.  Each end misses the quantile
+    with probability at most 2.5 %: the first one only by the noise at the quantile's own edge, and the last one
+    only by the noise at the edge before.  The interval for the population adds the variance max(0, n) q (1 - q)
+    to that of the noise, and half a record to 1.96 standard deviations, because counts are whole.
 
     Args:
         request: The table in the plan, with its quantiles q.
@@ -404,9 +406,8 @@ def _estimate_quantiles(
         std: Standard deviation of the noise in each coordinate, in records.
 
     Returns:
-        Two estimates for each quantile, for these records and for the population, and the curve of the shares.
-        Its band is (N_k ± 1.96 standard deviations of the noise in N_k)/n, without the noise in n.  The curve has
-        no edges `at` if n is not above 0.
+        Two estimates for each quantile, for these records and for the population, and the curve of the shares
+        with its band (`_bound_shares`).  The curve has no edges `at` if n is not above 0.
     """
     from scipy.optimize import isotonic_regression  # slow to import, and only released quantiles need it
 
@@ -422,21 +423,37 @@ def _estimate_quantiles(
         excess = sums - share * total
         noise = std * np.linalg.norm(root - share * root[-1], axis=1)
         quantile = _find_first_edge(monotone_sums - share * total, upper)
-        population_std = np.sqrt(noise**2 + max(total, 0.0) * share * (1.0 - share))
-        for covers, error in (("these records", noise), ("the population", population_std)):
-            low, high = _find_first_edge(excess + Z * error, upper), _find_first_edge(excess - Z * error, upper)
+        population_half = Z * np.sqrt(noise**2 + max(total, 0.0) * share * (1.0 - share)) + 0.5
+        for covers, half in (("these records", Z * noise), ("the population", population_half)):
+            low = _find_first_edge(excess + half, upper)
+            # The least value from an edge on is at least 0 if all of them are.
+            high = _find_first_edge(np.minimum.accumulate((excess - half)[::-1])[::-1], upper)
             label = (*group, f"quantile {share:g}")
-            estimates.append(TableEstimate(label, quantile, float(noise.max()), low, max(low, high), covers))
-    scale = 1.0 / total if total > 0.0 else 0.0
-    error = Z * std * np.linalg.norm(root, axis=1)[:-1]
-    curve = Curve(
-        group,
-        tuple(edges.tolist()),
-        tuple((monotone_sums[:-1] * scale).clip(0.0, 1.0).tolist()),
-        tuple(((sums[:-1] - error) * scale).clip(0.0, 1.0).tolist()),
-        tuple(((sums[:-1] + error) * scale).clip(0.0, 1.0).tolist()),
-    )
-    return estimates, curve if scale else replace(curve, at=())
+            estimates.append(TableEstimate(label, quantile, float(noise.max()), low, high, covers))
+    if total <= 0.0:
+        return estimates, Curve(group, (), (), (), ())
+    shares = [(monotone_sums / total).clip(0.0, 1.0), *_bound_shares(sums, root, std)]
+    return estimates, Curve(group, tuple(edges.tolist()), *(tuple(row[:-1].tolist()) for row in shares))
+
+
+def _bound_shares(sums: Floats, root: Floats, std: float) -> tuple[Floats, Floats]:
+    """Return the ends of the intervals of 95 % for the shares of these records in the cells up to each.
+
+    The interval has the shares f in 0 … 1 with |N_k - f n| ≤ 1.96 standard deviations of the noise in N_k - f n
+    (Fieller 1954), in which n has noise, too.  They are all of 0 … 1 if n is within 1.96 standard deviations of 0.
+
+    Args:
+        sums: N, of which the last is n, above 0.
+        root: Square root of prefix sums, by which the noise of the release enters N.
+        std: Standard deviation of the noise in each coordinate, in records.
+    """
+    noise = (Z * std) ** 2 * np.stack([np.sum(root**2, axis=1), root @ root[-1]])
+    # The condition is a f² - 2 b f + c ≤ 0.
+    a, b, c = sums[-1] ** 2 - noise[1, -1], sums * sums[-1] - noise[1], sums**2 - noise[0]
+    if a <= 0.0:
+        return np.zeros_like(sums), np.ones_like(sums)
+    half = np.sqrt(np.maximum(b**2 - a * c, 0.0))
+    return ((b - half) / a).clip(0.0, 1.0), ((b + half) / a).clip(0.0, 1.0)
 
 
 def _find_first_edge(values: Floats, upper: Floats) -> float:
