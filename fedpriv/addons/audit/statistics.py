@@ -221,11 +221,11 @@ def log_likelihood_ratios(plan: Plan, trials: Trials) -> Scores:
 
 
 def separation(plan: Plan) -> float:
-    """Distance of both worlds in the best test, in standard deviations of its noise, if canaries reach the clip.
+    """Distance of both worlds in the best test of canaries that reach the clip, in units of its noise.
 
-    The distance is D w √(δᵀ Σ⁺ δ) / σ for a canary of the heaviest round, with the D, w and σ of
-    `log_likelihood_ratios`, the signal δ (T,) and noise of covariance σ² Σ (T, T).  It equals μ if the canary is
-    the worst case of an exact claim.
+    A unit is a standard deviation.  The distance is D w √(δᵀ Σ⁺ δ) / σ for a canary of the heaviest round, with
+    the D, w and σ of `log_likelihood_ratios`, the signal δ (T,) and noise of covariance σ² Σ (T, T).  It equals μ
+    if the canary is the worst case of an exact claim.
     """
     heaviest = heaviest_round(plan)
     weight, std = canary_weight_and_std(plan, heaviest)
@@ -234,11 +234,11 @@ def separation(plan: Plan) -> float:
 
 
 def find_margins(plan: Plan, exact_trials: Trials) -> Scores:
-    """Return the distance of each canary's score to the threshold, in standard deviations of the score's noise.
+    """Return the distance of each canary's score to the threshold, in units of the score's noise.
 
-    The score is that of the best test, `log_likelihood_ratios`, and the threshold is 0.  The test guesses a canary
-    wrongly with probability Φ(-margin).  If canaries reach the clip, all margins are half of the distance of both
-    worlds (`separation`).
+    A unit is a standard deviation.  The score is that of the best test, `log_likelihood_ratios`, and the threshold
+    is 0.  The test guesses a canary wrongly with probability Φ(-margin).  If canaries reach the clip, all margins
+    are half of the distance of both worlds (`separation`).
 
     Args:
         plan: Plan of the run.
@@ -359,7 +359,7 @@ def _signal(plan: Plan, canary_round: int) -> Scores:
 
 
 def _reached_clip(plan: Plan, t: int) -> float:
-    """Return the clip of round t, or 0 if increments are differences that are 0 where all queries are equal."""
+    """Return the clip of round t, or 0 if increments are differences, which are 0 at equal queries."""
     step = plan.estimator.round(t)
     return float(step.clip) if sum(step.coefficients) else 0.0
 
