@@ -384,9 +384,13 @@ class Policy(BaseModel):
 
     @model_validator(mode="after")
     def _check_table(self) -> Self:
-        """Check the keys that say how the silo's records are read, which a scenario cannot change."""
+        """Check the keys that say how the silo's records are read, which a scenario cannot change, and paths."""
         refuse(
             {
+                **{
+                    f"{name}: a path has no null byte": "\0" in str(getattr(self, name))
+                    for name in ("shard", "ledger", "mark", "socket", "identity", "peers")
+                },
                 f"shard = {str(self.shard)!r}: a table, such as .csv, needs [table], and no other file has it": (
                     is_table_path(self.shard.name) != (self.table is not None)
                 ),

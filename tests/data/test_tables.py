@@ -406,7 +406,7 @@ def test_a_schema_that_is_not_public_is_accepted_in_a_run_without_noise(tmp_path
         ),
         (
             {"data": {"name": "mnist", "table": SCHEMA}},
-            r"is for a \.csv or \.parquet file; data\.name = 'mnist' is none",
+            r"is for a table, such as a \.csv or \.parquet file; data\.name = 'mnist' is none",
         ),
         ({"run": {"per_silo": True}, "data": {"name": "synthetic"}}, "run.per_silo: needs a table"),
     ],

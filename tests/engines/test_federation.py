@@ -124,6 +124,8 @@ def test_a_silo_whose_key_is_revoked_is_not_listed_as_connected(
     assert not silo.connected
     line = r"silo 1: not let in \(last connected: \d+ s ago\): its key is revoked, and it has no other"
     assert re.fullmatch(line, silo.format_line())
+    link.add_nodes({}, revoked=["silo-7"])  # a new key that Flower did not register, and that was revoked then
+    assert "never): its key is revoked" in list_silos(control)[-1].format_line()
     link.add_nodes({"silo-1": public_key_to_bytes(generate_key_pairs()[1])})
     assert list_silos(control)[1].format_line() == "silo 1: not connected since the SuperLink was started"
 

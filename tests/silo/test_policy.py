@@ -504,3 +504,13 @@ def test_a_damaged_npz_shard_is_refused_with_its_file_name(tmp_path: Path) -> No
     (tmp_path / "shard.npz").write_bytes(bytes(content))
     with pytest.raises(InputError, match=r"shard\.npz"):
         load_shard(tmp_path / "shard.npz", 10)
+
+
+@pytest.mark.parametrize("name", ["shard", "ledger", "mark", "socket", "identity", "peers"])
+def test_a_path_with_a_null_byte_is_refused_in_a_line(tmp_path: Path, name: str) -> None:
+    """Was: a ValueError of the operating system's interface, at the start of a guard."""
+    path = write_silo(tmp_path)
+    lines = [line for line in path.read_text().splitlines() if not line.startswith(f"{name} =")]
+    path.write_text("\n".join([f'{name} = "a\\u0000b"', *lines, ""]))
+    with pytest.raises(InputError, match=f"{name}: a path has no null byte"):
+        read_policy(path)

@@ -100,7 +100,7 @@ class Presence:
             key: name for key, name in self._name_by_key.items() if name not in nodes and name not in revoked
         } | {key.strip(): name for name, key in nodes.items()}
         self._silos |= {name: {} for name in nodes} | {
-            name: {**self._silos[name], "revoked": True} for name in revoked
+            name: {**self._silos.get(name, {}), "revoked": True} for name in revoked
         }
         self._write_refusals()
 
