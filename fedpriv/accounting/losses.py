@@ -19,7 +19,6 @@ from functools import cached_property
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy.special import logsumexp
 
 from fedpriv.accounting.curves import MAX_EPSILON, Floats
 from fedpriv.accounting.gaussian import smallest_safe_near
@@ -341,7 +340,9 @@ def _self_convolve(masses: Floats, times: int) -> tuple[int, Floats]:
 
     low, high = 0, (len(masses) - 1) * times
     for order in _CHERNOFF_ORDERS / len(masses):
-        log_moment = logsumexp(np.arange(len(masses)) * order, b=masses)
+        # Exponents are from -20 to 20, and nothing overflows.
+        moment = float(masses @ np.exp(np.arange(len(masses)) * order))
+        log_moment = math.log(moment) if moment > 0.0 else -math.inf
         bound = (times * log_moment + math.log(2.0 / _CUT_MASS)) / order
         if math.isfinite(bound) and order > 0.0:
             high = min(high, math.ceil(bound))

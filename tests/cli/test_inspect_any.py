@@ -223,7 +223,7 @@ def test_an_unnamed_first_column_of_row_numbers_is_skipped(tmp_path: Path) -> No
 def test_data_inspect_prints_its_description_as_json(tmp_path: Path) -> None:
     """All that the lines say, as facts; and the lines."""
     write_csv(tmp_path / "lab.csv", [*laboratory(200), *laboratory(200)[:1]])
-    first = json.loads(command.fedpriv_process("data", "inspect", "lab.csv", "--json", cwd=tmp_path).stdout)
+    first = json.loads(command.fedpriv("data", "inspect", "lab.csv", "--json", cwd=tmp_path).stdout)
     assert (first["source"], first["records"]) == ("lab.csv", 201)
     assert first.keys() == {"source", "records", "columns", "passed_over", "repeated_records", "lines"}
     columns = {column["name"]: column for column in first["columns"]}
@@ -242,7 +242,7 @@ def test_data_inspect_prints_its_description_as_json(tmp_path: Path) -> None:
     (tmp_path / "text").mkdir()
     shutil.copy(tmp_path / "lab.csv", tmp_path / "text")
     assert (
-        command.fedpriv_process("data", "inspect", "lab.csv", *words, cwd=tmp_path / "text").stdout.splitlines()
+        command.fedpriv("data", "inspect", "lab.csv", *words, cwd=tmp_path / "text").stdout.splitlines()
         == whole["lines"]
     )
     refusal = command.fedpriv("data", "inspect", "lab.csv", "--target", "nothing", "--json", cwd=tmp_path)
