@@ -39,6 +39,7 @@ from torch import Tensor
 from fedpriv.core.random import KeyedNormal, public_generator, seed_key
 from fedpriv.core.replicates import PER_REPLICATE, Scalar
 from fedpriv.loss.clipping import compute_clipping, upper_norm, vector_bounds
+from fedpriv.loss.linear import LinearObjective
 from fedpriv.loss.objective import (
     UNCLIPPED,
     Batch,
@@ -152,10 +153,11 @@ class SeededDirections:
                 if last - first == count:
                     normals = normal_source.row_vectors(count * size, silos, slots.t, row_indices)
                 else:  # numbers `first` · `size` … `last` · `size` - 1 of the record's sequence
-                    ends = count * size, first * size, last * size
                     normals = np.stack(
                         [
-                            normal_source.vector_slice(*ends, int(silo), slots.t, int(row))
+                            normal_source.vector_slice(
+                                count * size, first * size, last * size, int(silo), slots.t, int(row)
+                            )
                             for silo, row in zip(silos, row_indices, strict=True)
                         ]
                     )
@@ -446,18 +448,17 @@ class RandomSmoothing(View):
 
 def _as_single_batches(records: Records, axes: int) -> Records:
     """Make each record a batch of one, by `axes` axes of length 1 behind the axis of records."""
-    features, labels = records
-    batch_end = labels.dim()
-    for _ in range(axes):
-        features, labels = features.unsqueeze(batch_end), labels.unsqueeze(-1)
-    return Records(features, labels)
+    new_axes = (None,) * axes
+    return Records(
+        records.features[(slice(None),) * records.labels.dim() + new_axes], records.labels[(..., *new_axes)]
+    )
 
 
 Floats = NDArray[np.float64]
 
 _SMALL = 1e-14  # largest weight of a point that counts as 0
 _TOLERANCE = 1e-12  # of the optimality gap, in units of the largest squared norm
-_BLOCK_VALUES = 2**22  # of the records' features, once for every model whose gradient is computed at a time
+_BLOCK_VALUES = 2**22  # of all models at a time: scores of a linear objective, or the records' features for each
 
 
 class MinNormPoint(NamedTuple):
@@ -589,8 +590,13 @@ def measure_objective(
     """
 
     def gradients(points: Floats) -> Floats:
-        # A block of points is evaluated at a time, so that few copies of the features exist.
-        block = max(1, _BLOCK_VALUES // (len(records.labels) * max(1, records.features[0].numel())))
+        # A block of points is evaluated at a time, so that few scores or copies of the features exist.
+        values_per_record = (
+            objective.dimension // objective.features
+            if isinstance(objective, LinearObjective)
+            else max(1, records.features[0].numel())
+        )
+        block = max(1, _BLOCK_VALUES // (len(records.labels) * values_per_record))
         parts = torch.split(torch.from_numpy(points).to(point), block)
         mean_gradients = torch.cat([compute_mean_gradients(objective, part, records) for part in parts])
         return np.asarray(mean_gradients.double().cpu().numpy())
@@ -605,9 +611,11 @@ def compute_mean_gradients(objective: Objective, points: Tensor, records: Record
     """
     count = len(records.labels)
     weights = torch.full((count,), 1.0 / count, dtype=points.dtype, device=points.device)
+    # A linear objective multiplies all models by the same features, others need the records of each model.
+    models = () if isinstance(objective, LinearObjective) else (len(points),)
     return objective.increment(
         Query([points]),
-        Batch(Records(*(column.expand(len(points), *column.shape) for column in records)), weights),
+        Batch(Records(*(column.expand(*models, *column.shape) for column in records)), weights),
         math.sqrt(torch.finfo(points.dtype).max),
     ).total
 
@@ -641,5 +649,6 @@ class GoldsteinView(EvaluationView):
             measure_objective(self.base, model, records, self.radius, self.point_count, self.seed)
             for model in point.reshape(-1, self.dimension)
         ]
-        measured = torch.tensor(measures, dtype=point.dtype, device=point.device).view(point.shape[:-1])
-        return evaluation._replace(metrics={**evaluation.metrics, "goldstein": measured})
+        return evaluation._replace(
+            metrics={**evaluation.metrics, "goldstein": point.new_tensor(measures).view(point.shape[:-1])}
+        )

@@ -34,6 +34,8 @@ _CHUNK_VALUES = 2**20
 """Values of gradients that `increment` computes at a time on a CPU, or those of one record."""
 _EVALUATION_VALUES = 2**20
 """Values of features that are evaluated at a time on a CPU, or those of one record."""
+_EVALUATION_RECORDS = 256
+"""Most records that are evaluated at a time on a CPU."""
 _DRAWN_VALUES = 2**16
 """Values of x_1 that are drawn at a time."""
 
@@ -312,8 +314,10 @@ class ModuleObjective(BaseModuleObjective):
             InputError: The module raises on a record, raises another error under vmap, or gives outputs of
                 different shapes.
         """
-        block_size = max(
-            1, max_values_at_once(_EVALUATION_VALUES, point.device) // max(1, records.features.shape[1:].numel())
+        max_values = max_values_at_once(_EVALUATION_VALUES, point.device)
+        block_size = min(
+            max_values_at_once(_EVALUATION_RECORDS, point.device),
+            max(1, max_values // max(1, records.features.shape[1:].numel())),
         )
         blocks = torch.split(records.features, block_size)
 

@@ -270,6 +270,16 @@ def test_metrics_in_blocks_are_those_of_all_records_at_once(name: str, monkeypat
         torch.testing.assert_close(in_blocks[metric], expected, rtol=1e-12, atol=1e-14)
 
 
+def test_few_records_of_few_features_are_evaluated_at_a_time(monkeypatch: Patch) -> None:
+    """A layer inside of a module may have far more values for a record than the record has features."""
+    objective, *function = BLOCKS["module"]
+    whole = objective.outputs(models(objective), holdout())
+    monkeypatch.setattr(module, "_EVALUATION_RECORDS", ROWS)
+    shown = measure_calls(monkeypatch, *function)
+    torch.testing.assert_close(objective.outputs(models(objective), holdout()), whole, rtol=1e-12, atol=1e-14)
+    assert max(shown) == ROWS
+
+
 def test_losses_of_a_regression_are_those_of_its_outputs_in_blocks_and_by_replicate(monkeypatch: Patch) -> None:
     objective, records = layered_objective(network(1), FEATURES, SquaredError()), holdout()
     points, own = models(objective), Records(records.features, records.labels.double())
