@@ -15,7 +15,6 @@ Symbols of `RecursiveGradient` in its two papers:
 Coefficients, decay and clip of each round are known before round 1 (`Round`).
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import NamedTuple, Protocol
@@ -212,7 +211,8 @@ def make_rounds(estimator: Estimator, rounds: int) -> tuple[Round, ...]:
     return tuple(map(estimator.round, range(1, rounds + 1)))
 
 
-def max_running_sum(schedule: Participation, rounds: Iterable[Round]) -> float:
+@lru_cache(maxsize=4)
+def max_running_sum(schedule: Participation, estimator: Estimator) -> float:
     """Bound the norm of the silos' mean running sum in every round, whatever the records are.
 
     The bound is the largest n_t, where n_0 = 0 and
@@ -223,13 +223,13 @@ def max_running_sum(schedule: Participation, rounds: Iterable[Round]) -> float:
 
     Args:
         schedule: Participation: which records take part in which round.
-        rounds: Rounds of the run in order, from round 1.
+        estimator: Estimator: decays, and contributions of a record.
 
     Returns:
-        The bound in the unit of the clip, or 0 without rounds.
+        The bound in the unit of the clip, or 0 without rounds, cached for cells that differ in their noise only.
     """
     max_norm = norm = 0.0
-    for round_record in rounds:
+    for round_record in make_rounds(estimator, schedule.rounds):
         # A round divides by the expected number of batches.
         batch_ratio = schedule.max_batches(round_record.t) / max(1, schedule.expected_batches(round_record.t))
         norm = float(round_record.decay) * norm + batch_ratio * round_record.max_contribution

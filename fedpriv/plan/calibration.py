@@ -19,6 +19,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -655,11 +656,12 @@ def make_workload(estimator: Estimator, schedule: Participation) -> Workload:
     return workload
 
 
+@lru_cache(maxsize=4)
 def batch_clips(estimator: Estimator, schedule: Participation) -> tuple[float, ...]:
     """Return the norm bound of every round's increments, for a mean over one batch, (T,).
 
     A round that is expected to read k ≥ 1 batches has 1/k of its clip.  If increments are clipped in parts, the
-    bound is that of their first part.
+    bound is that of their first part.  The result is cached for cells that differ in their noise only.
     """
     return tuple(
         float(round_record.clip) / max(1, schedule.expected_batches(round_record.t))

@@ -8,8 +8,9 @@ which records a round reads, and a unit of protection is a record, or a person o
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -220,35 +221,25 @@ class Plan:
         for name, value in derived.items():
             object.__setattr__(self, name, value)
         # The table is computed from the other derived fields.
-        object.__setattr__(self, "rounds", tuple(self._planned_rounds()))
+        rounds = _plan_float_rounds(self.schedule, self.estimator, self.mechanism, self.objective.dimension)
+        object.__setattr__(self, "rounds", tuple(map(self._add_integers, rounds)) if is_exact else rounds)
 
-    def _planned_rounds(self) -> Iterator[PlannedRound]:
-        """Iterate over the public numbers of all rounds, in order.
+    def _add_integers(self, planned_round: PlannedRound) -> PlannedRound:
+        """Return a round with its numbers on the lattice, and the lengths of its integer messages.
 
-        The derived fields `integers_at_server` and `masked` must be set.
+        A server stores d numbers of a round, or d for each noise vector if it adds up integers.  A masked message
+        of integers has bytes of words in place of numbers.  The derived fields `integers_at_server` and `masked`
+        must be set.
         """
-        schedule, exact, length = self.schedule, self.exact_plan, self.objective.dimension
-        steps = make_rounds(self.estimator, schedule.rounds)
-        # A server stores d numbers of a round, or d for each noise vector if it adds up integers.  A masked
-        # message of integers has bytes of words in place of numbers.  No round follows the last one: decay 0.
-        for step, next_decay in zip(steps, [*(step.decay for step in steps[1:]), 0.0], strict=True):
-            t, batch_count = step.t, max(1, schedule.expected_batches(step.t))
-            integer_round = None if exact is None else exact.plan_round(t, batch_count)
-            vector_count = self.mechanism.draws(t)
-            assert integer_round is None or len(integer_round.norms) == (vector_count or 1)
-            stored_length = length * (
-                len(integer_round.norms) if integer_round is not None and self.integers_at_server else 1
-            )
-            yield PlannedRound(
-                step,
-                next_decay,
-                schedule.batches(t) if isinstance(schedule, PublicOrder) else None,
-                batch_count,
-                vector_count,
-                stored_length * (exact.inputs.word_bits // 8 if exact is not None and self.masked else 1),
-                stored_length,
-                integer_round,
-            )
+        exact = self.required_exact_plan
+        integer_round = exact.plan_round(planned_round.step.t, planned_round.batch_count)
+        assert len(integer_round.norms) == (planned_round.noise_vector_count or 1)
+        stored_length = planned_round.stored_length * (len(integer_round.norms) if self.integers_at_server else 1)
+        return planned_round._replace(
+            message_length=stored_length * (exact.inputs.word_bits // 8 if self.masked else 1),
+            stored_length=stored_length,
+            integer_round=integer_round,
+        )
 
     @property
     def required_exact_plan(self) -> ExactPlan:
@@ -297,6 +288,35 @@ class Plan:
         )
 
 
+@lru_cache(maxsize=4)
+def _plan_float_rounds(
+    schedule: Participation, estimator: Estimator, mechanism: Mechanism, length: int
+) -> tuple[PlannedRound, ...]:
+    """Plan the rounds of a run in floating point, cached for cells that differ in their noise only.
+
+    Args:
+        schedule: Participation.
+        estimator: Estimator.
+        mechanism: Mechanism, which gives the number of noise vectors.
+        length: Number d of a vector's values, which are all sent and stored.
+    """
+    steps = make_rounds(estimator, schedule.rounds)
+    return tuple(
+        PlannedRound(
+            step,
+            next_decay,
+            schedule.batches(step.t) if isinstance(schedule, PublicOrder) else None,
+            max(1, schedule.expected_batches(step.t)),
+            mechanism.draws(step.t),
+            message_length=length,
+            stored_length=length,
+            integer_round=None,
+        )
+        # No round follows the last one: decay 0.
+        for step, next_decay in zip(steps, [*(step.decay for step in steps[1:]), 0.0], strict=True)
+    )
+
+
 def make_plan(cell: Cell, objective: Objective, *, for_release: bool = False) -> Plan:
     """Plan a run: calibrate the noise to the cell's privacy target and derive the optimizer from it.
 
@@ -321,7 +341,6 @@ def make_plan(cell: Cell, objective: Objective, *, for_release: bool = False) ->
     check_absences(cell, estimator, mechanism)
     check_readable(mechanism, workload, row.name)
     private, rounds = cell.target_mu is not None, make_rounds(estimator, schedule.rounds)
-    max_sum = max_running_sum(schedule, rounds)
     check_augmentation_allowed(objective, row_objective := row.objective(settings, problem, objective), row.name)
     relation, unit = cell.privacy.relation, cell.privacy.protected_unit
     check_dependence(row_objective, unit.allowed_dependence, f'privacy.unit = "{unit.name}"')
@@ -343,9 +362,9 @@ def make_plan(cell: Cell, objective: Objective, *, for_release: bool = False) ->
     check_noise(noise)
     if noise.sources and exact is None:
         # A mechanism that states no fresh part (0) is held to the standard deviation of its fresh vectors.
-        check_sums(noise, max_sum, mechanism.fresh_std or 1.0)
+        check_sums(noise, max_running_sum(schedule, estimator), mechanism.fresh_std or 1.0)
         if trust.masked:
-            grid = make_message_grid(cell, noise, max_sum)
+            grid = make_message_grid(cell, noise, max_running_sum(schedule, estimator))
     return Plan(
         schedule,
         batch_sizes,

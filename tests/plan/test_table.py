@@ -49,6 +49,15 @@ def test_a_plan_copied_by_dataclass_replace_recomputes_its_derived_fields(small_
     assert dataclasses.replace(plan, model_length=5).query_length == 5
 
 
+def test_cells_that_differ_in_their_noise_share_one_table_of_rounds(small_cell: MakeCell) -> None:
+    """A table of a single pass has a row for each record; with other rounds or lengths it is another one."""
+    plans = [plan_with(small_cell(privacy__rho=rho), released=False) for rho in (4.0, 8.0)]
+    assert plans[0].noise != plans[1].noise
+    assert plans[0].rounds is plans[1].rounds
+    assert plan_with(small_cell(federation__epochs=2), released=False).rounds != plans[0].rounds
+    assert plan_with(small_cell(), released=True).rounds[0].integer_round is not None
+
+
 @pytest.mark.parametrize(
     ("trust", "released", "message", "bytes_per_number", "stored"),
     [
