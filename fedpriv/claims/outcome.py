@@ -135,11 +135,10 @@ def count_gradient_evaluations(
         * plan.objective.evaluations(round_plan.step.gradient_count)
         for round_plan in plan.rounds[:rounds]
     ]
-    missed_sum = sum(
+    return sum(plan.batch_sizes) * sum(counts_per_record) - sum(
         plan.batch_sizes[silo] * sum(counts_per_record[t - 1] for t in missed_rounds)
         for silo, missed_rounds in (absences or {}).items()
     )
-    return sum(plan.batch_sizes) * sum(counts_per_record) - missed_sum
 
 
 def evaluate_models(

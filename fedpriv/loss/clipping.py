@@ -15,6 +15,7 @@ an increment is clipped by an upper bound of the exact norm of the vector that i
 
 import math
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 import torch
@@ -57,7 +58,7 @@ class Clipping(NamedTuple):
     """Clipping factor of each record's increment, and a mask of representable increments."""
 
     factor: Tensor
-    """Weight · min(1, clip / norm) of each record, (..., B), in the sum's type.
+    """Weight · min(1, clip / norm) of each record, (..., B) or (B,) for all leading axes, in the sum's type.
 
     The factor is 0 for an increment that is not representable.
     """
@@ -111,8 +112,7 @@ def joint_upper_norm(vectors: Tensor) -> float:
     size = vectors.numel()
     factor, summand = _norm_correction(size, vectors.dtype)
     dtype = None if _sums_in_float32(size, vectors.dtype) else torch.float64
-    norm: float = torch.linalg.vector_norm(vectors, dtype=dtype).item() * factor + summand
-    return norm
+    return float(torch.linalg.vector_norm(vectors, dtype=dtype)) * factor + summand
 
 
 def _sums_in_float32(size: int, dtype: torch.dtype) -> bool:
@@ -120,6 +120,7 @@ def _sums_in_float32(size: int, dtype: torch.dtype) -> bool:
     return dtype == torch.float32 and size <= _MAX_FLOAT32_SQUARES
 
 
+@lru_cache(maxsize=256)
 def _norm_correction(size: int, dtype: torch.dtype) -> tuple[float, float]:
     """Factor and summand that turn a computed norm of `size` values into an upper bound."""
     if _sums_in_float32(size, dtype):  # squares below 2^-126 may be lost: less than (2^-63)² of each
@@ -195,9 +196,14 @@ def clipping_if_certain(
     norm = gradient_norm * input_norm * (1.0 + 2.0 * _FACTOR_ROUNDINGS * _EPS[weights.dtype])
     if not (norm <= clip and norm + gradient_norm + input_norm <= _MAX_REPRESENTABLE[weights.dtype]):
         return None
-    shape = *output_gradients.shape[:-2], output_gradients.shape[-1]
-    factor = weights if weights.shape == shape else weights.expand(shape)
-    return Clipping(factor, None, output_gradients.new_zeros(shape[:-1], dtype=torch.int64), None)
+    return Clipping(weights, None, _zero_counts(output_gradients.shape[:-2]), None)
+
+
+@lru_cache(maxsize=16)
+def _zero_counts(shape: torch.Size) -> Tensor:
+    """Zeros of this shape on the CPU, one tensor for all rounds, which must not be written into."""
+    with torch.inference_mode(False):  # the cached tensor outlives the run that creates it
+        return torch.zeros(shape, dtype=torch.int64)
 
 
 def compute_clipping(bounds: NormBounds, weights: Tensor, clip: Scalar) -> Clipping:

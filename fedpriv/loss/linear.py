@@ -150,7 +150,9 @@ class LinearObjective(Deterministic, ABC):
             vectors, clipped = self._materialize_increments(query, batch, clip)
             return Increment(vectors.sum(-2), clipped)
         output_gradients, features, clipped = self._clip_increments(query, batch, clip)
-        return Increment((output_gradients @ features).flatten(-2), clipped)
+        # A matrix product of one record has one term for each value, and takes longer than the term.
+        total = output_gradients * features if features.shape[-2] == 1 else output_gradients @ features
+        return Increment(total.flatten(-2), clipped)
 
     def per_record(self, query: Query, batch: Batch, rows: Tensor, clip: float) -> Tensor:
         if self.penalty:
@@ -228,11 +230,8 @@ class LinearObjective(Deterministic, ABC):
         records, weights = batch
         output_gradients = self._combined_gradients(query, records).to(weights.dtype)
         features, clipped = self._compute_clipping(output_gradients, records, weights, clip)
-        features, output_gradients = (
-            clipped.zero_unrepresentable(features),
-            clipped.zero_unrepresentable(output_gradients, -2),
-        )
-        return output_gradients.mul_(clipped.factor.unsqueeze(-2)), features, clipped.clipped_count
+        output_gradients = clipped.zero_unrepresentable(output_gradients, -2).mul_(clipped.factor.unsqueeze(-2))
+        return output_gradients, clipped.zero_unrepresentable(features), clipped.clipped_count
 
     def _compute_clipping(
         self, output_gradients: Tensor, records: Records, weights: Tensor, clip: Scalar
@@ -521,15 +520,17 @@ def _max_feature_norm(records: Records, dtype: torch.dtype) -> float:
         dtype: Type to which features are converted.
     """
     if isinstance(records, BlockRecords):
-        max_norm: float = records.block.compute_part(
+        return records.block.compute_part(
             records.round_index,
             ("longest", dtype),
-            lambda block_records: _feature_norms(block_records, dtype).amax(-1).tolist(),
+            lambda block_records: list[float](_feature_norms(block_records, dtype).amax(-1).tolist()),
         )
-        return max_norm
-    if records.features.numel() == records.features.shape[-1]:  # one record, whose norm takes fewer calls
-        return joint_upper_norm(records.features.to(dtype))
-    return float(_feature_norms(records, dtype).max())
+    # The norm of a single record takes fewer calls.
+    return (
+        joint_upper_norm(records.features.to(dtype))
+        if records.features.numel() == records.features.shape[-1]
+        else float(_feature_norms(records, dtype).max())
+    )
 
 
 def _feature_norms(records: Records, dtype: torch.dtype) -> Tensor:
@@ -588,15 +589,14 @@ class SoftmaxRegression(LinearObjective):
         )
 
     def _scores(self, point: Tensor, features: Tensor) -> Tensor:
-        # Records that replicates share take one product.
         return point.view(*point.shape[:-1], self.classes, self.features) @ features.mT
 
     def _combined_gradients(self, query: Query, records: Records) -> Tensor:
         """Combination Σ_k coefficients[k] (softmax(scores at points[k]) - onehot), (..., classes, B)."""
-        features = shared_records(records).features
-        return _combined_residuals(
-            [self._scores(point, features) for point in query.points], query.coefficients, records
-        )
+        columns = compute_per_block(records, "columns", lambda block_records: block_records.features.mT)
+        # Records that replicates share take one product.
+        scores = [point.view(*point.shape[:-1], self.classes, self.features) @ columns for point in query.points]
+        return _combined_residuals(scores, query.coefficients, records)
 
     def _compute_clipping(
         self, output_gradients: Tensor, records: Records, weights: Tensor, clip: Scalar

@@ -123,6 +123,18 @@ def test_increments_are_those_of_plain_records(clip: float) -> None:
         assert torch.equal(ours.clipped_count, plain.clipped_count)
 
 
+@pytest.mark.parametrize("clip", [0.05, 1e6])
+def test_the_increment_of_one_record_is_that_of_its_row(clip: float) -> None:
+    """A sum of one record is formed without a matrix product, with the same bits."""
+    (point,) = torch.randn(1, OBJECTIVE.dimension, generator=torch.Generator().manual_seed(6), dtype=F64)
+    batch = Batch(Records(*(column[:1] for column in pick(gathered(), 0))), torch.tensor([0.3], dtype=F64))
+    increment = OBJECTIVE.increment(Query((point,), (2.0,)), batch, clip)
+    assert torch.equal(
+        increment.total, OBJECTIVE.per_record(Query((point,), (2.0,)), batch, torch.zeros(1), clip)[0]
+    )
+    assert increment.clipped_count.tolist() == (1 if clip < 1.0 else 0)
+
+
 def test_a_quantity_of_records_is_computed_once_a_block() -> None:
     shapes = []
 
