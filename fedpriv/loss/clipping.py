@@ -58,7 +58,7 @@ class Clipping(NamedTuple):
     """Clipping factor of each record's increment, and a mask of representable increments."""
 
     factor: Tensor
-    """Weight · min(1, clip / norm) of each record, (..., B) or (B,) for all leading axes, in the sum's type.
+    """Weight · min(1, clip / norm) of each record, (..., B) or (B,), in the sum's type.
 
     The factor is 0 for an increment that is not representable.
     """
