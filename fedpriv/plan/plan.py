@@ -221,7 +221,9 @@ class Plan:
         for name, value in derived.items():
             object.__setattr__(self, name, value)
         # The table is computed from the other derived fields.
-        rounds = _plan_float_rounds(self.schedule, self.estimator, self.mechanism, self.objective.dimension)
+        rounds = _plan_float_rounds(
+            self.schedule, self.estimator, cast(Any, self.mechanism), self.objective.dimension
+        )
         object.__setattr__(self, "rounds", tuple(map(self._add_integers, rounds)) if is_exact else rounds)
 
     def _add_integers(self, planned_round: PlannedRound) -> PlannedRound:
