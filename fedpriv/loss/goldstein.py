@@ -458,7 +458,7 @@ Floats = NDArray[np.float64]
 
 _SMALL = 1e-14  # largest weight of a point that counts as 0
 _TOLERANCE = 1e-12  # of the optimality gap, in units of the largest squared norm
-_BLOCK_VALUES = 2**22  # of all models at a time: scores of a linear objective, or the records' features for each
+_BLOCK_VALUES = 2**22  # of the records' features, once for every model whose gradient is computed at a time
 
 
 class MinNormPoint(NamedTuple):
@@ -590,13 +590,9 @@ def measure_objective(
     """
 
     def gradients(points: Floats) -> Floats:
-        # A block of points is evaluated at a time, so that few scores or copies of the features exist.
-        values_per_record = (
-            objective.dimension // objective.features
-            if isinstance(objective, LinearObjective)
-            else max(1, records.features[0].numel())
-        )
-        block = max(1, _BLOCK_VALUES // (len(records.labels) * values_per_record))
+        # A block of points is evaluated at a time, so that few copies of the features exist.  A linear objective
+        # makes copies, too, with a penalty and for gradients that are not representable.
+        block = max(1, _BLOCK_VALUES // (len(records.labels) * max(1, records.features[0].numel())))
         parts = torch.split(torch.from_numpy(points).to(point), block)
         mean_gradients = torch.cat([compute_mean_gradients(objective, part, records) for part in parts])
         return np.asarray(mean_gradients.double().cpu().numpy())

@@ -398,33 +398,33 @@ def test_an_evaluation_measures_each_model_at_256_points(monkeypatch: Patch) -> 
     assert metrics["goldstein"].tolist() == pytest.approx(expected)
 
 
-@pytest.mark.parametrize(("share", "sizes"), [(0.1, [1] * 10), (4.9, [4, 4, 2]), (1e6, [10])])
+@pytest.mark.parametrize(("limit", "sizes"), [(1, [1] * 10), (4 * 15 + 14, [4, 4, 2]), (2**22, [10])])
 @pytest.mark.parametrize(
-    ("base", "values"),
+    "base",
     [
-        (BASE, 1),
-        (SoftmaxRegression(DIMENSION, 3, feature_norm=1.0, dtype=F64), 3),
-        (GhostObjective(nn.Sequential(nn.Linear(DIMENSION, 2)), CrossEntropy(), 0, F64), DIMENSION),
+        BASE,
+        SoftmaxRegression(DIMENSION, 3, feature_norm=1.0, dtype=F64),
+        GhostObjective(nn.Sequential(nn.Linear(DIMENSION, 2)), CrossEntropy(), 0, F64),
     ],
     ids=["one score", "three scores", "module"],
 )
 def test_few_models_are_measured_at_a_time(
-    base: Objective, values: int, share: float, sizes: list[int], monkeypatch: Patch
+    base: Objective, limit: int, sizes: list[int], monkeypatch: Patch
 ) -> None:
-    """Each model takes the scores of three records if it is linear, and their features otherwise."""
+    """Each model may take the features of three records."""
     labels = torch.zeros(3, dtype=F64 if base is BASE else torch.int64)
-    records, point = Records(torch.eye(3, DIMENSION, dtype=F64), labels), torch.arange(1.0, base.dimension + 1.0)
-    point = point.to(F64) / base.dimension
+    records = Records(torch.eye(3, DIMENSION, dtype=F64), labels)
+    point = torch.arange(1.0, base.dimension + 1.0, dtype=F64)
     whole = measure_objective(base, point, records, 3.0, 10, seed=1)
-    monkeypatch.setattr(goldstein, "_BLOCK_VALUES", int(share * 3 * values))
+    monkeypatch.setattr(goldstein, "_BLOCK_VALUES", limit)
     counts = measure_calls(monkeypatch, goldstein, "compute_mean_gradients", lambda _, loss, at, records: len(at))
-    shapes = measure_calls(
-        monkeypatch, type(base), "increment", lambda _, loss, query, batch, clip: batch[0][0].dim()
+    axes = measure_calls(
+        monkeypatch, type(base), "increment", lambda _, loss, query, batch, clip: batch.records.features.dim()
     )
     assert measure_objective(base, point, records, 3.0, 10, seed=1) == pytest.approx(whole)
     assert counts == sizes
-    # Models of a linear objective share the features, (records, features), of which no copies are made.
-    assert set(shapes) == {3 if isinstance(base, GhostObjective) else 2}
+    # Models of a linear objective share the features, (records, features).
+    assert set(axes) == {3 if isinstance(base, GhostObjective) else 2}
 
 
 def test_modules_are_measured_and_smoothed_for_several_models() -> None:
