@@ -298,7 +298,9 @@ def release_running_sum(
         noisy: y_t, (d,) or (vectors, d).
         factor: Unit of the lattice over the public denominator.
     """
-    fresh = noisy / (scales[0] if noisy.ndim == 1 else np.array(scales)[:, None])
+    divisor = scales[0] if noisy.ndim == 1 else np.array(scales)[:, None]
+    # A division by 1 changes no bit, and takes longer.
+    fresh = noisy.astype(np.float64) if tuple(scales) == (1.0,) else noisy / divisor
     row, state = mechanism.noise(state, t, torch.from_numpy(fresh))
     # A mechanism without a state keeps no reference to the row, which may then be overwritten.
     return torch.mul(row, factor, out=None if state else row), state

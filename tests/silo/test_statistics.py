@@ -17,7 +17,6 @@ from fedpriv.addons.statistics.tables import Statistics
 from fedpriv.claims.ledger import make_release_streams
 from fedpriv.clients.simulated import SimulatedFederation
 from fedpriv.core.errors import InputError, RunError
-from fedpriv.noise.integers.increments import truncate_increments
 from fedpriv.plan.plan import ROUNDING_ALLOWANCE, make_plan
 from fedpriv.plan.task import make_schema_task
 from fedpriv.scenario.load import resolve_cell
@@ -27,6 +26,7 @@ from fedpriv.silo.guards import Guards
 from fedpriv.silo.policy import read_policy
 from fedpriv.silo.silo import Silo
 from tests.data.tables import SCHEMA, rows, write_csv
+from tests.noise.integers.hostile_floats import truncated
 from tests.silo.charged import charged
 from tests.silo.guarded import guard_of, refused, write_silo, write_table_policy
 
@@ -312,7 +312,7 @@ def test_the_rounding_allowance_of_the_diameter_covers_the_rounding_of_two_recor
         pair = np.floor(pair) + np.array([[1e-9], [1.0 - 1e-9]])
         pair /= np.maximum(1.0, np.linalg.norm(pair, axis=1, keepdims=True) / clip)
         apart = max(1.0, float(np.linalg.norm(pair[0] - pair[1])) / clip)
-        first, second = truncate_increments(pair, norm, 1.0).astype(float)
+        first, second = truncated(pair, norm, 1.0).astype(float)
         worst = max(worst, float(np.linalg.norm(first - second)) / (norm * apart) - 1.0)
     assert worst <= ROUNDING_ALLOWANCE
 

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Sequence
 from fractions import Fraction
 from functools import cache
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from fedpriv.core.errors import InputError, RunError
 
 Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
 
 FRACTION_BITS = 31
 COEFFICIENT_ONE = 1 << FRACTION_BITS
@@ -75,19 +76,15 @@ def scale_integers(values: Ints, multiplier: int, extra: int = 0) -> Ints:
     """
     # A product can have 92 bits, so values are split into high · 2^31 + low.
     high, low = values >> FRACTION_BITS, values & _LOW_MASK
-    if extra == 0:
-        low *= multiplier
-        low += COEFFICIENT_ONE >> 1  # adds ½, so that the shift rounds
-        low >>= FRACTION_BITS
-        high *= multiplier
-        high += low
-        return high
     low *= multiplier
+    if extra == 0:
+        low += COEFFICIENT_ONE >> 1  # adds ½, so that the shift rounds
     low >>= FRACTION_BITS
     high *= multiplier
-    high += low  # ⌊values · multiplier / 2^31⌋
-    high += 1 << (extra - 1)
-    high >>= extra
+    high += low
+    if extra:  # `high` is ⌊values · multiplier / 2^31⌋
+        high += 1 << (extra - 1)
+        high >>= extra
     return high
 
 
@@ -177,16 +174,27 @@ FunctionT = TypeVar("FunctionT", bound=Callable[..., object])
 def compile_function(function: FunctionT) -> FunctionT | None:
     """Return a function that numba compiles at its first call, or None if numba cannot be imported.
 
-    The compiled code is cached on disk where a folder for it is writable.
+    The compiled code is cached on disk where a folder for it is writable.  Additions keep their order, but for
+    those of `sum_truncated_squares`.
     """
     try:
         import numba
     except ImportError:
         return None
+    flags: set[str] | bool = {"reassoc"} if function is sum_truncated_squares else False
     try:
-        return cast(FunctionT, numba.njit(function, cache=True, nogil=True))
+        return cast(FunctionT, numba.njit(function, cache=True, nogil=True, fastmath=flags))
     except RuntimeError:  # no folder is writable
-        return cast(FunctionT, numba.njit(function, nogil=True))
+        return cast(FunctionT, numba.njit(function, nogil=True, fastmath=flags))
+
+
+MIN_COMPILED_VALUES = 1 << 12
+"""Fewest values for which compiled code is worth its import."""
+
+
+def compiled_or(function: FunctionT, plain: Callable[..., Any], size: int) -> FunctionT | Callable[..., Any]:
+    """Return `function` compiled, or `plain` for less than 4,096 values or without numba."""
+    return (size >= MIN_COMPILED_VALUES and compile_function(function)) or plain
 
 
 def set_counters(counters: UnsignedInts, places: Ints, first: int) -> None:
@@ -197,7 +205,7 @@ def set_counters(counters: UnsignedInts, places: Ints, first: int) -> None:
     Args:
         counters: Counters of two blocks a value, (2 n, 2), which are changed.
         places: Index of every value, (n,).
-        first: Number of the first block.
+        first: Number of the block of place 0.
     """
     for k in range(len(places)):
         block = np.uint64(first) + np.uint64(places[k] << 1)
@@ -207,16 +215,16 @@ def set_counters(counters: UnsignedInts, places: Ints, first: int) -> None:
 
 def attempt_values(
     random_words: UnsignedInts,
-    places: Ints,
     high: UnsignedInts,
     alias: Ints,
     low_bits: int,
     quotient: float,
     band: float,
-    out: Ints,
+    start: int,
+    values: Ints,
     retries: Ints,
 ) -> int:
-    """Make one attempt to draw a value of the discrete Gaussian D(σ) at each of n places.
+    """Make one attempt to draw each of n values of the discrete Gaussian D(σ).
 
     An attempt is a step of rejection sampling.  It proposes a sign and a magnitude a = m 2^k + j.  m is drawn with
     weights exp(-(m 2^k)² / 2σ²) from an alias table of 512 columns: m is a random column if a random word is below
@@ -224,27 +232,28 @@ def attempt_values(
     probability exp(-x), x = j (2 m 2^k + j) / 2σ², so that accepted magnitudes have weights exp(-a² / 2σ²).  -0 is
     refused, so that 0 counts once.
 
-    Random bits of a place: word 0 is compared with the column's threshold.  Word 1 has the column (upper 9 bits),
+    Random bits of a value: word 0 is compared with the column's threshold.  Word 1 has the column (upper 9 bits),
     the sign (next bit) and j (lowest k bits).  Word 2 is the uniform for the acceptance.  Word 3 is not used here.
 
     Args:
-        random_words: Random words of 64 bits of each place, (n, 4).
-        places: Indices of values in `out`, (n,).
+        random_words: Random words of 64 bits of each value, (n, 4).
         high: Upper 64 bits of the columns' thresholds, (512,).
         alias: Alias of each column, (512,).
         low_bits: k, bits of the lower part j of a magnitude.
         quotient: 1 / 2σ².
         band: Distance of the uniform from exp(-x) below which floating point cannot decide.
-        out: Values.  Each place gets a proposal, accepted or not.
-        retries: Buffer of n places or more, which gets refused places, and ~place for undecided ones: within
-            `band`, or with word 0 equal to the threshold's upper bits.
+        start: Index of the first value.
+        values: Proposals, accepted or not, (n,), which are written.
+        retries: Buffer of n indices or more, which gets the index of each refused value, and ~index for undecided
+            ones: within `band`, or with word 0 equal to the threshold's upper bits.
 
     Returns:
-        Number of places written to `retries`.
+        Number of indices written to `retries`.
     """
-    count = 0
+    exponents, uncertain_count, retry_count = np.empty(len(values)), 0, 0
     low_mask = (np.uint64(1) << np.uint64(low_bits)) - np.uint64(1)
-    for k in range(len(places)):
+    # Accepts most attempts without an exponential, since 1 - x ≤ exp(-x).  A loop without calls is faster.
+    for k in range(len(values)):
         threshold_word, picks = random_words[k, 0], random_words[k, 1]
         column = picks >> np.uint64(55)
         threshold, alias_column = high[column], alias[column]
@@ -254,18 +263,60 @@ def attempt_values(
         base = magnitude_column << low_bits
         magnitude = base + low
         sign = -np.int64((picks >> np.uint64(54)) & np.uint64(1))
-        out[places[k]] = (magnitude ^ sign) - sign
+        values[k] = (magnitude ^ sign) - sign
         exponent = np.float64(low) * np.float64(base + magnitude) * quotient
-        # Accepts most attempts without an exponential, since 1 - x ≤ exp(-x).
-        uniform = np.float64(random_words[k, 2]) * 2.0**-64
-        is_tied = threshold_word == threshold
-        if uniform + exponent < 1.0 - band and magnitude != 0 and not is_tied:
-            continue
-        margin = uniform - math.exp(-exponent)
-        if is_tied or abs(margin) < band:
-            retries[count] = ~places[k]
-            count += 1
-        elif margin >= 0.0 or (magnitude == 0 and sign != 0):
-            retries[count] = places[k]
-            count += 1
-    return count
+        is_sure = np.float64(random_words[k, 2]) * 2.0**-64 + exponent < 1.0 - band
+        if not (is_sure and magnitude != 0 and threshold_word != threshold):
+            retries[uncertain_count] = k
+            exponents[uncertain_count] = exponent
+            uncertain_count += 1
+    for index in range(uncertain_count):
+        k = retries[index]
+        picks = random_words[k, 1]
+        margin = np.float64(random_words[k, 2]) * 2.0**-64 - math.exp(-exponents[index])
+        is_undecided = random_words[k, 0] == high[picks >> np.uint64(55)] or abs(margin) < band
+        if is_undecided or margin >= 0.0 or (values[k] == 0 and picks >> np.uint64(54) & np.uint64(1)):
+            retries[retry_count] = ~(start + k) if is_undecided else start + k
+            retry_count += 1
+    return retry_count
+
+
+def are_moderate(values: Floats, smallest: float, largest: float) -> bool:
+    """Whether all absolute values are 0, or from `smallest` to `largest`, which no NaN is.
+
+    Args:
+        values: (n,).
+        smallest: Bound above 0.
+        largest: Finite bound.
+    """
+    result = True
+    for k in range(len(values)):
+        size = abs(values[k])
+        result &= (size == 0.0) | ((smallest <= size) & (size <= largest))
+    return result
+
+
+def sum_truncated_squares(values: Floats, scale: float) -> float:
+    """Sum the squares of values · scale, truncated towards zero, in any order of additions.
+
+    Args:
+        values: (n,).
+        scale: Factor.
+    """
+    total = 0.0
+    for k in range(len(values)):
+        integer = np.trunc(values[k] * scale)
+        total += integer * integer
+    return total
+
+
+def add_scaled(total: Ints, values: Floats, scale: float) -> None:
+    """Add values · scale, truncated towards zero, to a sum.
+
+    Args:
+        total: Sum, (n,), which is changed.
+        values: (n,), whose products with `scale` lie between ±2^63.
+        scale: Factor.
+    """
+    for k in range(len(total)):
+        total[k] += np.int64(values[k] * scale)

@@ -24,6 +24,7 @@ import hashlib
 import hmac
 import math
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
@@ -33,7 +34,14 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from numpy.typing import NDArray
 
 from fedpriv.core.errors import InputError, RunError
-from fedpriv.noise.integers.fixed_point import Ints, attempt_values, compile_function, set_counters
+from fedpriv.noise.integers.fixed_point import (
+    MIN_COMPILED_VALUES,
+    Ints,
+    attempt_values,
+    compiled_or,
+    set_counters,
+)
+from fedpriv.noise.integers.increments import add_truncated
 
 UnsignedInts = NDArray[np.uint64]
 
@@ -177,7 +185,6 @@ The error of a prediction is below 2^-49.
 """
 
 _CHUNK = 4096  # values at a time, so that their memory stays in the second-level cache
-_MIN_COMPILED_VALUES = 1 << 12  # fewest values for which compiled code is worth its import
 _TIE_ATTEMPT = 255  # attempt whose blocks decide ties with a threshold's upper word
 _MAX_NODES, _MAX_VALUES = 1 << 16, 1 << 39
 _U64 = np.uint64
@@ -191,95 +198,61 @@ class _ChunkWorkspace(threading.local):
         """Allocate memory for a chunk of 4,096 values, each from two AES blocks."""
         self.counters = np.empty((2 * _CHUNK, 2), _LITTLE)
         self.bits = bytearray(self.counters.nbytes + 16)  # update_into wants one block to spare
+        # Views, since to make them for every chunk takes microseconds.
+        self.counter_bytes = self.counters.data.cast("B")
+        self.random_words = np.frombuffer(self.bits, _LITTLE, count=4 * _CHUNK).reshape(-1, 4)
         self.row = np.arange(_CHUNK)
-        self.indices, self.retries = np.empty((2, _CHUNK), np.int64)
-        self._integers = np.empty((5, _CHUNK), np.int64)
-        self._floats = np.empty((2, _CHUNK))
-        self._booleans = np.empty((2, _CHUNK), np.bool_)
-
-    def set_counters(self, counters: UnsignedInts, places: Ints, first: int) -> None:
-        """Set counters like `fixed_point.set_counters`."""
-        blocks = np.left_shift(places, 1, out=self._integers[0, : len(places)]).view(np.uint64)
-        np.add(blocks, _U64(first), out=counters[::2, 1])
-        np.add(blocks, _U64(first + 1), out=counters[1::2, 1])
-
-    def attempt_values(
-        self,
-        random_words: UnsignedInts,
-        places: Ints,
-        high: UnsignedInts,
-        alias: Ints,
-        low_bits: int,
-        quotient: float,
-        band: float,
-        out: Ints,
-        retries: Ints,
-    ) -> int:
-        """Make one attempt to draw a value of D(σ) at each of n places, with NumPy.
-
-        This is `fixed_point.attempt_values` without compiled code.  An attempt proposes a sign and a magnitude m
-        2^k + j, and is accepted with probability exp(-x), x = j (2 m 2^k + j) / 2σ².
-
-        Args:
-            random_words: Random words of 64 bits of each place, (n, 4).
-            places: Indices of values in `out`, (n,), ascending, 1 to 4,096 of them.
-            high: Upper 64 bits of the columns' thresholds, (512,).
-            alias: Alias of each column, (512,).
-            low_bits: k, bits of the lower part j of a magnitude.
-            quotient: 1 / 2σ².
-            band: Distance of the uniform from exp(-x) below which floating point cannot decide.
-            out: Values.  Each place gets a proposal, accepted or not.
-            retries: Buffer of n places or more, which gets refused places, and ~place for undecided ones: within
-                `band`, or with word 0 equal to the threshold's upper bits.
-
-        Returns:
-            Number of places written to `retries`.
-        """
-        # Names of working memory: a row serves several quantities, one after the other.
-        count = len(places)
-        column, threshold_row, magnitude_column, low, base = (row[:count] for row in self._integers)
-        exponent, uniform = (row[:count] for row in self._floats)
-        is_sure, mask = (row[:count] for row in self._booleans)
-        picks, thresholds = random_words[:, 1], threshold_row.view(np.uint64)
-        # The magnitude m 2^k + j, from the column, its threshold and alias, and the lowest k bits.
-        np.right_shift(picks, _U64(55), out=column.view(np.uint64))
-        high.take(column, out=thresholds, mode="clip")
-        alias.take(column, out=magnitude_column, mode="clip")
-        np.copyto(magnitude_column, column, where=np.less(random_words[:, 0], thresholds, out=is_sure))
-        np.not_equal(random_words[:, 0], thresholds, out=is_sure)
-        np.bitwise_and(picks, _U64((1 << low_bits) - 1), out=low.view(np.uint64))
-        np.left_shift(magnitude_column, low_bits, out=base)
-        magnitude = np.add(base, low, out=magnitude_column)
-        is_sure &= np.not_equal(magnitude, 0, out=mask)
-        # Sure acceptance: u + x < 1 - band, since 1 - x ≤ exp(-x).
-        base += magnitude
-        np.copyto(exponent, low)
-        exponent *= base  # each factor is below 2^53 and exact
-        exponent *= quotient
-        np.copyto(uniform, random_words[:, 2])
-        uniform *= 2.0**-64
-        is_sure &= np.less(np.add(uniform, exponent, out=base.view(np.float64)), 1.0 - band, out=mask)
-        # The sign, bit 54, and the signed value.
-        np.left_shift(picks, _U64(9), out=column.view(np.uint64))
-        column >>= 63  # 0 or -1
-        np.bitwise_xor(magnitude, column, out=low)
-        low -= column
-        if places[-1] - places[0] == count - 1:
-            out[places[0] : places[-1] + 1] = low
-        else:
-            out[places] = low
-        # The few others: compare with exp(-x).
-        uncertain = np.flatnonzero(np.logical_not(is_sure, out=is_sure))
-        margin = uniform[uncertain] - np.exp(-exponent[uncertain])
-        is_undecided = (np.abs(margin) < band) | (random_words[uncertain, 0] == thresholds[uncertain])
-        # (0, minus) is refused, so that 0 counts once.
-        is_refused = (margin >= 0.0) | ((magnitude[uncertain] | ~column[uncertain]) == 0)
-        retry_places = np.where(is_undecided, ~places[uncertain], places[uncertain])[is_undecided | is_refused]
-        retries[: len(retry_places)] = retry_places
-        return len(retry_places)
+        self.retries = np.empty(_CHUNK, np.int64)
 
 
 _DESK = _ChunkWorkspace()
+
+
+def _set_counters(counters: UnsignedInts, places: Ints, first: int) -> None:
+    """Set counters like `fixed_point.set_counters`, with NumPy."""
+    blocks = (places << 1).view(np.uint64) + _U64(first)
+    counters[::2, 1] = blocks
+    counters[1::2, 1] = blocks + _U64(1)
+
+
+def _attempt_values(
+    random_words: UnsignedInts,
+    high: UnsignedInts,
+    alias: Ints,
+    low_bits: int,
+    quotient: float,
+    band: float,
+    start: int,
+    values: Ints,
+    retries: Ints,
+) -> int:
+    """Make one attempt to draw each of n values of D(σ) like `fixed_point.attempt_values`, with NumPy.
+
+    Arguments and result are those of the loop.
+    """
+    threshold_words, picks, uniform = random_words[:, 0], random_words[:, 1], random_words[:, 2] * 2.0**-64
+    # The magnitude m 2^k + j, from the column, its threshold and alias, and the lowest k bits.
+    column = (picks >> _U64(55)).view(np.int64)
+    thresholds = high.take(column)
+    magnitude_column = np.where(threshold_words < thresholds, column, alias.take(column))
+    low = (picks & _U64((1 << low_bits) - 1)).view(np.int64)
+    base = magnitude_column << low_bits
+    magnitude = base + low
+    # The sign, bit 54, as 0 or -1, and the signed value.
+    sign = (picks << _U64(9)).view(np.int64) >> 63
+    np.subtract(magnitude ^ sign, sign, out=values)
+    # Sure acceptance: u + x < 1 - band, since 1 - x ≤ exp(-x).  Both factors of x are below 2^53 and exact.
+    exponent = low.astype(np.float64) * (base + magnitude) * quotient
+    is_sure = (uniform + exponent < 1.0 - band) & (magnitude != 0) & (threshold_words != thresholds)
+    # The few others: compare with exp(-x).
+    uncertain = np.flatnonzero(~is_sure)
+    margin = uniform[uncertain] - np.exp(-exponent[uncertain])
+    is_undecided = (np.abs(margin) < band) | (threshold_words[uncertain] == thresholds[uncertain])
+    # (0, minus) is refused, so that 0 counts once.
+    is_refused = (margin >= 0.0) | ((magnitude[uncertain] | ~sign[uncertain]) == 0)
+    retry_indices = np.where(is_undecided, ~(uncertain + start), uncertain + start)[is_undecided | is_refused]
+    retries[: len(retry_indices)] = retry_indices
+    return len(retry_indices)
 
 
 class KeyedDiscreteGaussian:
@@ -331,75 +304,65 @@ class KeyedDiscreteGaussian:
         """
         if not (0 <= node < _MAX_NODES and 0 <= size <= _MAX_VALUES):
             raise ValueError(f"node {node}, {size} values: outside of what one stream can number")
-        # A first attempt at every place.
-        table, out, workspace = make_alias_table(sigma), np.empty(size, np.int64), _DESK
-        workspace.counters[: 2 * size, 0] = self._stream
-        starts, retries, attempt = range(0, size, _CHUNK), np.empty(0, np.int64), 0
-        chunks = (
-            np.add(workspace.row[: size - start], start, out=workspace.indices[: size - start]) for start in starts
-        )
-        retries_by_chunk = [self._attempt(workspace, table, places, (node, 0), out) for places in chunks]
+        table, out, attempt = make_alias_table(sigma), np.empty(size, np.int64), 0
+        loops = compiled_or(set_counters, _set_counters, size), compiled_or(attempt_values, _attempt_values, size)
+        waiting_places = self._attempt(loops, table, None, (node, attempt), out)
         # Exact decisions, and further attempts at refused places.
-        while len(waiting_places := np.concatenate([retries, *retries_by_chunk])):
+        while len(waiting_places):
             refused = [
                 place
                 for place in (~waiting_places[waiting_places < 0]).tolist()
                 if not self._decide_exactly(table, place, node, attempt, out)
             ]
-            # Ascending, since an attempt takes places whose ends are count - 1 apart for a slice.
-            retries = np.sort(np.concatenate([waiting_places[waiting_places >= 0], np.array(refused, np.int64)]))
+            retries = np.concatenate([waiting_places[waiting_places >= 0], np.array(refused, np.int64)])
             attempt += 1
             # Practically impossible, unless the key stream is broken.
             if attempt == _TIE_ATTEMPT and len(retries):
                 raise RunError("the noise generator refused 255 draws in a row")
-            retries_by_chunk = [
-                self._attempt(workspace, table, retries[start : start + _CHUNK], (node, attempt), out)
-                for start in range(0, len(retries), _CHUNK)
-            ]
-            retries = retries[:0]  # those that are still refused are in `retries_by_chunk`
+            values = np.empty(len(retries), np.int64)
+            indices = self._attempt(loops, table, retries, (node, attempt), values)
+            out[retries] = values
+            waiting_places = np.where(indices < 0, ~retries[~indices], retries[indices])
         return out
 
     def _attempt(
-        self, workspace: _ChunkWorkspace, table: AliasTable, places: Ints, stream: tuple[int, int], out: Ints
+        self,
+        loops: tuple[Callable[..., None], Callable[..., int]],
+        table: AliasTable,
+        places: Ints | None,
+        stream: tuple[int, int],
+        values: Ints,
     ) -> Ints:
-        """Make one attempt at each of these places, and write the proposals into `out`.
+        """Make one attempt to draw each of n values, and write the proposals into `values`.
 
-        Random words are AES blocks of the places' counters.  For vectors of 4,096 values or more, the loops are
-        compiled if numba is installed.
+        Random words are AES blocks of the values' counters.
 
         Args:
-            workspace: Working memory of this thread.
+            loops: Functions like `set_counters` and `attempt_values`.
             table: Alias table of σ.
-            places: Indices of values in `out`, ascending, 1 to 4,096 of them.
+            places: Place of each value in the vector, (n,), or None for the places 0 … n - 1.
             stream: Node and number of the attempt, which select the blocks.
-            out: Values, which are changed.
+            values: Proposals, (n,), which are written.
 
         Returns:
-            Places whose attempt is refused, and ~place for each one that only integers can decide.
+            Index of each value whose attempt is refused, and ~index of each one that only integers can decide.
         """
-        fill_counters, attempt = workspace.set_counters, workspace.attempt_values
-        if len(out) >= _MIN_COMPILED_VALUES:
-            fill_counters, attempt = (
-                compile_function(set_counters) or fill_counters,
-                compile_function(attempt_values) or attempt,
+        workspace, first_block, retries_by_chunk = _DESK, _first_block(*stream), [np.empty(0, np.int64)]
+        (fill_counters, attempt_chunk), columns = loops, (table.high, table.alias, table.low_bits, table.quotient)
+        workspace.counters[: 2 * len(values), 0] = self._stream
+        for start in range(0, len(values), _CHUNK):
+            chunk = values[start : start + _CHUNK]
+            count = len(chunk)
+            # Without places, a row of places that begins at `start`.
+            chunk_places, offset = (
+                (workspace.row[:count], 2 * start) if places is None else (places[start : start + count], 0)
             )
-        counters = workspace.counters[: 2 * len(places)]
-        fill_counters(counters, places, _first_block(*stream))
-        self._encrypt.update_into(counters.data.cast("B"), workspace.bits)
-        random_words = np.frombuffer(workspace.bits, _LITTLE, count=4 * len(places)).reshape(-1, 4)
-        random_words = random_words.astype(np.uint64, copy=False)
-        retry_count = attempt(
-            random_words,
-            places,
-            table.high,
-            table.alias,
-            table.low_bits,
-            table.quotient,
-            self._band,
-            out,
-            workspace.retries,
-        )
-        return workspace.retries[:retry_count].copy()
+            fill_counters(workspace.counters[: 2 * count], chunk_places, first_block + offset)
+            self._encrypt.update_into(workspace.counter_bytes[: 32 * count], workspace.bits)
+            random_words = workspace.random_words[:count].astype(np.uint64, copy=False)
+            retry_count = attempt_chunk(random_words, *columns, self._band, start, chunk, workspace.retries)
+            retries_by_chunk.append(workspace.retries[:retry_count].copy())
+        return np.concatenate(retries_by_chunk)
 
     def _decide_exactly(self, table: AliasTable, place: int, node: int, attempt: int, out: Ints) -> bool:
         """Decide one attempt in integers, write its proposal into `out`, and return whether it is accepted.
@@ -439,8 +402,9 @@ def _first_block(node: int, attempt: int) -> int:
 
 
 def warm_up() -> None:
-    """Draw one vector, to load the code that draws, and to compile its loops if numba is installed."""
-    KeyedDiscreteGaussian(bytes(KEY_BYTES), 0, 0).vector(_MIN_COMPILED_VALUES, 2.0**20)
+    """Draw a vector and add an increment, to load the code, and to compile loops if numba is installed."""
+    KeyedDiscreteGaussian(bytes(KEY_BYTES), 0, 0).vector(MIN_COMPILED_VALUES, 2.0**20)
+    add_truncated(np.zeros(MIN_COMPILED_VALUES, np.int64), np.zeros(MIN_COMPILED_VALUES), 1, 1.0, True)
 
 
 QUERY_CHAIN_BYTES = 32

@@ -37,7 +37,13 @@ from fedpriv.loss.objective import (
     fast_paths,
     is_shipped,
 )
-from fedpriv.noise.integers.fixed_point import Ints
+from fedpriv.noise.integers.fixed_point import (
+    Ints,
+    add_scaled,
+    are_moderate,
+    compiled_or,
+    sum_truncated_squares,
+)
 
 Floats = NDArray[np.float64]
 
@@ -48,95 +54,67 @@ _BLOCK = 1 << 22
 _CHUNK_VALUES = 1 << 15
 """Values of a row in a chunk, few enough for the second-level cache of a processor."""
 _MAX_NORM = 1 << 53
-
-
-def truncate_increments(increments: NDArray[np.floating], norm: int, factor: float) -> Ints:
-    """Truncate rows to int64 rows of Euclidean norm at most K each.
-
-    A row is multiplied by `factor`, or by less where that would exceed K (1 - 2^-30), and truncated towards zero.
-    A row with a value that is not finite becomes zeros.
-
-    Guarantee: Σ k² ≤ K² for every row, exactly, whatever bits come in and whatever flags arithmetic runs under;
-    and row b depends on row b of `increments` alone, but for the rounding of its norm, which may depend on b.
-
-    Args:
-        increments: (b, d), float32 or float64.
-        norm: K, from 1 to below 2^53.
-        factor: Units of the lattice per unit of an increment.
-
-    Returns:
-        (b, d).
-
-    Raises:
-        ValueError: K is not from 1 to below 2^53.
-
-    Example:
-        >>> truncate_increments(np.array([[1.9, -1.9]]), norm=10, factor=1.0).tolist()
-        [[1, -1]]
-    """
-    # Rows that pass have integers up to 2^53, whose float64 sum of squares errs by less than a relative 2^-30.
-    values, is_within = _truncate_rows(increments, norm, factor)
-    np.copyto(values, 0.0, where=~is_within[:, None])  # before the cast, since NaN has no integer
-    return values.astype(np.int64)
+_MODERATE = 2.0**-440, 2.0**60
+"""Bounds of absolute values whose squares, and those of their quotients, are normal numbers."""
 
 
 def add_truncated(total: Ints, increment: Floats, norm: int, factor: float, counts: bool) -> None:
-    """Add the truncation of one increment to a sum, or zeros if the increment does not count.
+    """Truncate an increment to integers of norm at most K, and add them to a sum if it counts.
 
-    The increment is overwritten, which saves memory.  It must lie in aligned memory, as `evaluate_per_record`
-    returns it, since sums may round by their address.
+    The increment is multiplied by `factor`, or by less where that would exceed K (1 - 2^-30), and truncated
+    towards zero.  An increment with a value that is not finite becomes zeros.  It must lie in aligned memory, as
+    `evaluate_per_record` returns it, since sums may round by their address.  For 4,096 values or more, loops are
+    compiled if numba is installed.
 
-    Guarantee: the added integers are those of `truncate_increments` for this increment as the only row, whatever
-    `total` is.
+    Guarantee: Σ k² ≤ K² for the added integers k, exactly, whatever bits come in and whatever flags arithmetic
+    runs under.  They are a function of the increment, `norm` and `factor`, the same whatever `total` is, and
+    whether loops are compiled or not.
 
     Args:
         total: Sum, (d,), which is changed.
-        increment: (d,), which is overwritten.
+        increment: (d,).
         norm: K, from 1 to below 2^53.
         factor: Units of the lattice per unit of an increment.
         counts: Whether the increment counts.
 
     Raises:
         ValueError: K is not from 1 to below 2^53.
-    """
-    (values,), (is_within,) = _truncate_rows(increment[None], norm, factor, out=increment[None])
-    for start in range(0, len(total), _CHUNK_VALUES):
-        part = values[start : start + _CHUNK_VALUES]
-        np.copyto(part, 0.0, where=not (is_within and counts))
-        total[start : start + _CHUNK_VALUES] += part.astype(np.int64)
 
-
-def _truncate_rows(
-    increments: NDArray[np.floating], norm: int, factor: float, out: Floats | None = None
-) -> tuple[Floats, NDArray[np.bool_]]:
-    """Truncate rows (b, d) to integers in float64, and find the rows whose norm is certainly at most K.
-
-    A row is scaled to the lattice, or to the norm K (1 - 2^-30) if that is less, and truncated.
-
-    Args:
-        increments: Rows (b, d), float32 or float64.
-        norm: K, from 1 to below 2^53.
-        factor: Units of the lattice per unit of an increment.
-        out: Memory of the result, which may be `increments`, or None for new memory.
-
-    Returns:
-        The truncated rows (b, d), and a mask (b,) of those whose computed norm proves a norm of at most K.  Other
-        rows may have any values, NaN too.
-
-    Raises:
-        ValueError: K is not from 1 to below 2^53.
+    Example:
+        >>> total = np.zeros(2, np.int64)
+        >>> add_truncated(total, np.array([1.9, -1.9]), norm=10, factor=1.0, counts=True)
+        >>> total.tolist()
+        [1, -1]
     """
     check_norm(norm)
+    (values, exponent), size = (increment[None], np.zeros(1, np.int32)), len(increment)
     with np.errstate(all="ignore"):
-        values, exponent = shrink_rows(increments, out)
-        scale = row_scales(np.sqrt(squared_norms(values)), exponent, norm, factor)
-        is_within = np.ones(len(values), np.bool_)
-        for start in range(0, values.shape[-1], _CHUNK_VALUES):
-            part = values[:, start : start + _CHUNK_VALUES]
-            part *= scale[:, None]
-            np.trunc(part, out=part)
-            is_within &= fits_norm(part, norm)
-        return values, is_within & (squared_norms(values) <= max_squared_norm(norm))
+        # Shrinking changes no bit of the result for values within these bounds, since nothing underflows.
+        if not compiled_or(are_moderate, lambda *_: False, size)(increment, *_MODERATE):
+            values, exponent = shrink_rows(values)
+        (scale,) = row_scales(np.sqrt(squared_norms(values)), exponent, norm, factor).tolist()
+        # A sum up to the bound proves a norm of at most K.  Any order of additions gives the same decision, since
+        # the scale leaves room for the errors of both sums.
+        sum_squares = compiled_or(sum_truncated_squares, _sum_truncated_squares, size)
+        square = sum(sum_squares(values[0, start : start + _BLOCK], scale) for start in range(0, size, _BLOCK))
+        # Zeros take as long to add as other integers.
+        added_scale = scale if square <= max_squared_norm(norm) and counts else 0.0
+        compiled_or(add_scaled, _add_scaled, size)(total, values[0], added_scale)
+
+
+def _sum_truncated_squares(values: Floats, scale: float) -> float:
+    """Sum squares like `fixed_point.sum_truncated_squares`, with NumPy."""
+    parts = (
+        np.trunc(values[start : start + _CHUNK_VALUES] * scale) for start in range(0, len(values), _CHUNK_VALUES)
+    )
+    return float(sum(np.einsum("d,d->", part, part) for part in parts))
+
+
+def _add_scaled(total: Ints, values: Floats, scale: float) -> None:
+    """Add integers like `fixed_point.add_scaled`, with NumPy."""
+    for start in range(0, len(total), _CHUNK_VALUES):
+        part = slice(start, start + _CHUNK_VALUES)
+        total[part] += (values[part] * scale).astype(np.int64)
 
 
 def check_norm(norm: int) -> None:
@@ -149,28 +127,25 @@ def check_norm(norm: int) -> None:
         raise ValueError(f"norm = {norm}: from 1 to below 2^53")
 
 
-def shrink_rows(rows: NDArray[np.floating], out: Floats | None = None) -> tuple[Floats, NDArray[np.int32]]:
+def shrink_rows(rows: NDArray[np.floating]) -> tuple[Floats, NDArray[np.int32]]:
     """Multiply rows by 2^-e so that no sum of squares over- or underflows.
 
     e is chosen for each row so that its largest absolute value then lies in [½, 1).  A row of zeros has e = 0.
 
     Args:
         rows: (b, d), float32 or float64.
-        out: Memory of the result, which may be `rows`, or None for new memory.
 
     Returns:
         The multiplied rows in float64, with zeros for a row that has a value that is not finite, and e, (b,).
     """
     # Memory of torch is aligned, and sums may round by their address.
-    values = torch.empty(rows.shape, dtype=torch.float64).numpy() if out is None else out
+    values = torch.empty(rows.shape, dtype=torch.float64).numpy()
     top = _row_maxima(rows)
     is_finite = top < np.inf  # False for NaN
     exponent = np.where(is_finite, np.frexp(np.where(is_finite, top, 0.0))[1], 0).astype(np.int32)
     half_shift = -exponent // 2  # in two steps, because 2^-e may be out of range; they lose no more than one step
-    for start in range(0, rows.shape[-1], _CHUNK_VALUES):
-        part = values[:, start : start + _CHUNK_VALUES]
-        np.multiply(rows[:, start : start + _CHUNK_VALUES], np.ldexp(1.0, half_shift)[:, None], out=part)
-        part *= np.ldexp(1.0, -exponent - half_shift)[:, None]
+    np.multiply(rows, np.ldexp(1.0, half_shift)[:, None], out=values)
+    values *= np.ldexp(1.0, -exponent - half_shift)[:, None]
     values[~is_finite] = 0.0
     return values, exponent
 
@@ -204,19 +179,6 @@ def row_scales(norms: Floats, exponent: NDArray[np.int32], norm: int, factor: fl
     # With a lattice's factor, rows of 2^1000 and more are limited by K, whatever their exponent.
     full_scale = np.ldexp(factor, np.minimum(exponent, 1000))
     return np.asarray(np.minimum(target_norm / np.where(norms > 0.0, norms, 1.0), full_scale), np.float64)
-
-
-def fits_norm(values: Floats, norm: int) -> NDArray[np.bool_]:
-    """Return a mask of rows whose entries all lie within ±K, false for NaN.
-
-    Args:
-        values: Rows, (b, d).
-        norm: K.
-
-    Returns:
-        (b,).
-    """
-    return np.asarray(_row_maxima(values) <= norm, np.bool_)
 
 
 def _row_maxima(values: NDArray[np.floating]) -> Floats:
@@ -357,7 +319,7 @@ def integer_residuals(
         values *= row_scales(norms, exponent, norm, factor)[:, None]
         np.trunc(values, out=values)
         is_within = (
-            fits_norm(values, norm)
+            (_row_maxima(values) <= norm)  # False for NaN
             & (sum_columns(values * values) * squares <= max_squared_norm(norm))
             & (squares >= 0.0)
         )

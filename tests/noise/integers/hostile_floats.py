@@ -4,7 +4,10 @@ import math
 import struct
 
 import numpy as np
+import torch
 from hypothesis import strategies as st
+
+from fedpriv.noise.integers.increments import add_truncated
 
 CLIPS = [1.0, 0.3, 2.0**-40, 2.0**40, 1e-5]
 _PAYLOADS = [struct.unpack("<d", struct.pack("<Q", bits))[0] for bits in (0x7FF0000000000001, 0xFFF8DEADBEEF0001)]
@@ -53,3 +56,11 @@ def rows(draw: st.DrawFn, most_values: int = 9) -> np.ndarray:
             found.append(row)
     with np.errstate(all="ignore"):
         return np.array(found, np.float64).astype(kind)
+
+
+def truncated(given_rows: np.ndarray, norm: int, factor: float) -> np.ndarray:
+    """Integers of each row, as `add_truncated` adds them to zeros."""
+    total = np.zeros(given_rows.shape, np.int64)
+    for integers, row in zip(total, given_rows, strict=True):
+        add_truncated(integers, torch.from_numpy(row).double().clone().numpy(), norm, factor, True)
+    return total

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from fedpriv.loss.alone import softmax_residuals
 from fedpriv.loss.objective import OuterProduct
-from fedpriv.noise.integers import increments
+from fedpriv.noise.integers import fixed_point, increments
 from fedpriv.noise.integers.increments import (
     add_truncated,
     integer_residuals,
@@ -21,15 +21,24 @@ from fedpriv.noise.integers.increments import (
     suits_rank_one,
     sum_outer_products,
     sum_rank_one,
-    truncate_increments,
 )
 from fedpriv.noise.integers.strategies import choose_lattice
 from tests.disordered import disordered
-from tests.noise.integers.hostile_floats import CLIPS, rows
+from tests.noise.integers.hostile_floats import CLIPS, rows, truncated
 
 HOSTILE = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 clips = st.sampled_from(CLIPS)
 norms = st.one_of(st.integers(1, 40), st.integers(2**15, 2**37), st.sampled_from([2**36, 2**37 - 1, 2**52]))
+
+
+def defined(row: np.ndarray, norm: int, factor: float) -> np.ndarray:
+    """Definition of the integers, without bounds of any value: shrunk, scaled, truncated, checked."""
+    with np.errstate(all="ignore"):
+        values, exponent = increments.shrink_rows(row[None])
+        scale = increments.row_scales(np.sqrt(squared_norms(values)), exponent, norm, factor)
+        values = np.trunc(values * scale[:, None])
+        is_within = squared_norms(values) <= increments.max_squared_norm(norm)
+    return np.where(is_within[:, None], values, 0.0).astype(np.int64)[0]
 
 
 @contextlib.contextmanager
@@ -60,7 +69,7 @@ def test_no_truncated_row_is_longer_than_its_integer_norm(
     flushed: bool, given_rows: np.ndarray, norm: int, clip: float
 ) -> None:
     with flushing(flushed):
-        found = truncate_increments(given_rows, norm, norm / clip)
+        found = truncated(given_rows, norm, norm / clip)
     assert found.dtype == np.int64
     assert found.shape == given_rows.shape
     for row, k in zip(given_rows, found, strict=True):
@@ -70,7 +79,7 @@ def test_no_truncated_row_is_longer_than_its_integer_norm(
 @HOSTILE
 @given(rows(), st.floats(width=64, allow_nan=True, allow_infinity=True))
 def test_no_scaling_factor_makes_a_row_longer_than_its_integer_norm(given_rows: np.ndarray, factor: float) -> None:
-    assert max(map(exact_square, truncate_increments(given_rows, 1000, factor))) <= 1000**2
+    assert max(map(exact_square, truncated(given_rows, 1000, factor))) <= 1000**2
 
 
 @both_flags
@@ -82,7 +91,7 @@ def test_denormal_clip_makes_no_row_longer_than_its_integer_norm(flushed: bool, 
         for kind in (np.float32, np.float64):
             given_rows = (generator.normal(size=(8, 50)) * clip).astype(kind)
             with flushing(flushed):
-                found = truncate_increments(given_rows, 2**36, float(np.float64(2**36) / clip))
+                found = truncated(given_rows, 2**36, float(np.float64(2**36) / clip))
             assert max(map(exact_square, found)) <= 2**72
 
 
@@ -95,7 +104,7 @@ def test_ordinary_increments_become_their_clipped_values_on_the_lattice(kind: ty
     given_rows = (given_rows / np.linalg.norm(given_rows, axis=1, keepdims=True) * size).astype(kind)
     clipped = given_rows.astype(np.float64)
     clipped /= np.maximum(np.linalg.norm(clipped, axis=1, keepdims=True), 1.0)
-    found = truncate_increments(given_rows, norm, float(norm)) / norm
+    found = truncated(given_rows, norm, float(norm)) / norm
     assert np.max(np.linalg.norm(found - clipped, axis=1)) < 2.0**-27
     assert np.all(np.abs(found) <= np.abs(clipped) * (1 + 2.0**-50))  # towards zero: this is why no norm grows
 
@@ -103,7 +112,7 @@ def test_ordinary_increments_become_their_clipped_values_on_the_lattice(kind: ty
 def test_row_clipped_to_the_norm_is_not_zeroed_by_the_final_check() -> None:
     """Not refused by the last check: the aim leaves room for its allowance."""
     for size in (1, 3, 1000, 7850):
-        k = truncate_increments(np.ones((1, size)), 2**36, 2.0**60)
+        k = truncated(np.ones((1, size)), 2**36, 2.0**60)
         assert math.isqrt(exact_square(k[0])) > 2**36 * (1 - 2.0**-25)
 
 
@@ -113,31 +122,57 @@ def test_a_row_depends_on_itself_alone(flushed: bool) -> None:
     generator = np.random.default_rng(3)
     given_rows = generator.normal(size=(7, 513)) * 10.0 ** generator.integers(-3, 3, (7, 1))
     with flushing(flushed):
-        before = truncate_increments(given_rows, 2**36, 2.0**36)
+        before = truncated(given_rows, 2**36, 2.0**36)
         for hostile in (np.nan, np.inf, -np.inf, 1e308, 5e-324, 0.0):
             changed = given_rows.copy()
             changed[[0, 2, 3, 6]] = hostile
-            after = truncate_increments(changed, 2**36, 2.0**36)
+            after = truncated(changed, 2**36, 2.0**36)
             assert np.array_equal(after[[1, 4, 5]], before[[1, 4, 5]])
 
 
-@pytest.mark.parametrize("size", [2, 2**15, 2**15 + 1, 70_000])
-def test_add_truncated_adds_the_same_integers_as_truncate_increments(size: int) -> None:
-    """At the edges of the pieces, for rows that are cut off, and for records that do not count."""
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("size", [2, 4096, 2**15, 2**15 + 1, 70_000])
+def test_add_truncated_adds_the_integers_of_their_definition(
+    size: int, compiled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At the edges of the pieces, for rows of any length, and for records that do not count."""
+    if not compiled:
+        monkeypatch.setattr(fixed_point, "compile_function", lambda function: None)
     generator = np.random.default_rng(7)
-    for kind in (np.float32, np.float64):
-        for last in (1.0, 1e-300, np.nan, np.inf, -np.inf):
-            row = generator.normal(size=size).astype(kind)
-            row[-1] = last
-            total, own = np.full(size, 5, np.int64), partial(np.array, row, np.float64)
-            add_truncated(total, own(), 2**36, 2.0**35, True)
-            assert np.array_equal(total - 5, truncate_increments(row[None], 2**36, 2.0**35)[0])
-            assert np.isfinite(last) == bool((total != 5).any())
+    for length in (1e-200, 1e-100, 0.3, 1.0, 1e30, 1e200):
+        for last in (1.0, 0.0, 1e-300, 1e-310, np.nan, np.inf, -np.inf):
+            row = generator.normal(size=size)
+            row *= length / np.linalg.norm(row)
+            row[-1] *= last
+            total, own = np.full(size, 5, np.int64), partial(np.array, row)
+            for factor in (2.0**36, 1e150, math.inf, 0.0, -1.0):
+                total[:] = 5
+                add_truncated(total, own(), 2**36, factor, True)
+                assert np.array_equal(total - 5, defined(row, 2**36, factor))
+            add_truncated(total, own(), 2**36, 2.0**80, True)
             before = total.copy()
             add_truncated(total, own(), 2**36, 2.0**35, False)
             assert np.array_equal(total, before)
             add_truncated(total, own(), 2**36, math.nan, True)  # no number is a part of the sum
             assert np.array_equal(total, before)
+            assert np.array_equal(row, own(), equal_nan=True)  # an increment is read only
+
+
+@pytest.mark.parametrize("value", [2.0**-440, 2.0**60])
+def test_values_beyond_the_bounds_are_shrunk_and_others_need_not_be(
+    value: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Squares of values at a bound, and of their quotients, are normal numbers: 2^-1000 at least."""
+    beyond = math.nextafter(value, 0.0 if value < 1.0 else math.inf)
+    cases = [np.array([first, 0.0, 1.0]) for first in (value, -value, beyond, -beyond, math.nan)]
+    expected, shrunk, shrink = [defined(case, 2**36, 2.0**36) for case in cases], [], increments.shrink_rows
+    monkeypatch.setattr(increments, "shrink_rows", lambda rows: shrunk.append(rows[0, 0]) or shrink(rows))
+    monkeypatch.setattr(increments, "compiled_or", lambda function, plain, size: function)
+    for case, integers in zip(cases, expected, strict=True):
+        total = np.zeros(3, np.int64)
+        add_truncated(total, case, 2**36, 2.0**36, True)
+        assert np.array_equal(total, integers)
+    assert np.array_equal(shrunk, [beyond, -beyond, math.nan], equal_nan=True)
 
 
 def test_squared_norms_of_long_rows_are_summed_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,13 +182,13 @@ def test_squared_norms_of_long_rows_are_summed_in_blocks(monkeypatch: pytest.Mon
     whole = squared_norms(given_rows)
     monkeypatch.setattr(increments, "_BLOCK", 64)
     assert np.allclose(squared_norms(given_rows), whole, rtol=1e-14)
-    assert exact_square(truncate_increments(given_rows, 2**36, 2.0**36)[1]) <= 2**72
+    assert exact_square(truncated(given_rows, 2**36, 2.0**36)[1]) <= 2**72
 
 
 @pytest.mark.slow
 def test_row_longer_than_a_block_stays_within_its_integer_norm() -> None:
     size = 2**22 + 5
-    k = truncate_increments(np.random.default_rng(5).normal(size=(1, size)).astype(np.float32), 2**36, 2.0**50)
+    k = truncated(np.random.default_rng(5).normal(size=(1, size)).astype(np.float32), 2**36, 2.0**50)
     assert 2**72 * (1 - 2.0**-20) < exact_square(k[0]) <= 2**72
 
 
@@ -166,7 +201,7 @@ def test_final_norm_check_holds_even_if_the_scaling_is_too_large(
     monkeypatch.setattr(increments, "row_scales", lambda *arguments: ordinary(*arguments) * factor)
     generator = np.random.default_rng(8)
     for size in (1, 2, 50):
-        for k in truncate_increments(generator.normal(size=(40, size)) * 100, 2**36, 2.0**36):
+        for k in truncated(generator.normal(size=(40, size)) * 100, 2**36, 2.0**36):
             assert exact_square(k) <= 2**72
         x = generator.integers(-255, 256, (40, 7))
         residuals = integer_residuals(generator.normal(size=(40, size)) * 100, x, 2**36, 2.0**36)
@@ -181,14 +216,14 @@ def test_rows_within_the_rounding_allowance_of_the_norm_become_zeros(monkeypatch
     )
     norm = 2**36
     near, within = norm - 16, norm - 64  # squares of K² (1 - 2^-31) and K² (1 - 2^-29)
-    assert truncate_increments(np.array([[near, 0.0], [within, 0.0]]), norm, 1.0).tolist() == [[0, 0], [within, 0]]
+    assert truncated(np.array([[near, 0.0], [within, 0.0]]), norm, 1.0).tolist() == [[0, 0], [within, 0]]
 
 
 @pytest.mark.parametrize("size", [1e-290, 1e-200, 1e200, 1e300])
 def test_enormous_and_tiny_increments_are_clipped_and_not_lost(size: float) -> None:
     """Their squares over- and underflow: without the shift by a power of 2 they would count as nothing."""
     for sign in (1, -1):
-        k = sign * truncate_increments(np.full((1, 4), sign * size), 2**36, 1e308)
+        k = sign * truncated(np.full((1, 4), sign * size), 2**36, 1e308)
         assert k.tolist() == [[k[0, 0]] * 4]
         assert 2**35 * (1 - 2.0**-28) < k[0, 0] <= 2**35
 
@@ -198,13 +233,13 @@ def test_enormous_and_tiny_increments_are_clipped_and_not_lost(size: float) -> N
 def test_sums_of_squares_are_taken_in_aligned_memory(offset: int) -> None:
     """Gains: a record's integers differ by where in memory its increment happens to lie."""
     given_row = np.random.default_rng(1).standard_normal(600)
-    expected = truncate_increments(given_row[None], 2**36, 2.0**36)
+    expected = truncated(given_row[None], 2**36, 2.0**36)
     assert np.linalg.norm(expected[0].astype(float)) == pytest.approx(2**36, rel=1e-6)  # the norm cuts it off
     room = np.empty(len(given_row) + 8)[offset:][: len(given_row)]
     room[:] = given_row
     with disordered():
-        first = truncate_increments(given_row[None].copy(), 2**36, 2.0**36)
-        assert np.array_equal(truncate_increments(room[None], 2**36, 2.0**36), first)
+        first = truncated(given_row[None].copy(), 2**36, 2.0**36)
+        assert np.array_equal(truncated(room[None], 2**36, 2.0**36), first)
         found, _ = increments.shrink_rows(room[None])
     assert found.ctypes.data % 64 == 0
 
@@ -246,7 +281,7 @@ def test_rank_one_sums_match_the_general_path_up_to_truncation() -> None:
     x[:, -1] = 255
     residuals = generator.normal(size=(50, 10)) * 3
     products = (residuals[:, :, None] * (x / 255)[:, None]).reshape(50, -1)
-    general = truncate_increments(products, norm, float(norm)).sum(axis=0)
+    general = truncated(products, norm, float(norm)).sum(axis=0)
     found = sum_outer_products(integer_residuals(residuals, x, norm, norm / 255), x, norm)
     assert np.linalg.norm(found - general) / np.linalg.norm(general) < 2.0**-20
     outer = OuterProduct(softmax_residuals, 10, 255, 255 * 28)

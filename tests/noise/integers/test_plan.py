@@ -19,12 +19,12 @@ from fedpriv.noise.integers.gaussian import (
     extend_query_chain,
     round_noise,
 )
-from fedpriv.noise.integers.increments import truncate_increments
 from fedpriv.noise.integers.plan import ExactPlan, ExactRunInputs, fit_lattice
 from fedpriv.noise.mechanism import Factorization
 from fedpriv.noise.toeplitz import BandedSquareRoot, RoundedBanded
 from fedpriv.noise.tree import BinaryTree
 from fedpriv.rounds.integers import add_discrete_noise, add_exact_sums, release_running_sum
+from tests.noise.integers.hostile_floats import truncated
 from tests.noise.integers.members import SIMPLE, aligned, buffered_certified, run_of, simple, workload_of
 
 
@@ -130,7 +130,7 @@ def released(plan: ExactPlan, increments: list[np.ndarray], key: bytes | None) -
     run, form = plan.inputs, plan.inputs.factorization
     state, hidden, chain, rows = form.strategy.initial_state(), form.mechanism.start(), INITIAL_QUERY_CHAIN, []
     for t, of_round in enumerate(increments, start=1):
-        sums = truncate_increments(of_round, plan.norms(t)[0], plan.lattice.factor()).sum(axis=0)
+        sums = truncated(of_round, plan.norms(t)[0], plan.lattice.factor()).sum(axis=0)
         chain = extend_query_chain(chain, b"query")
         if key is None:
             noisy, state = form.strategy.step(state, t, sums)

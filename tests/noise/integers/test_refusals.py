@@ -13,12 +13,12 @@ from fedpriv.noise.buffered import BufferedToeplitz, IntegerBuffered, make_integ
 from fedpriv.noise.diagonal import IndependentGaussian, PhaseEnds
 from fedpriv.noise.integers.fixed_point import COEFFICIENT_ONE, to_coefficient
 from fedpriv.noise.integers.gaussian import KeyedDiscreteGaussian, extend_query_chain
-from fedpriv.noise.integers.increments import truncate_increments
 from fedpriv.noise.integers.plan import ExactRunInputs, fit_lattice
 from fedpriv.noise.integers.strategies import NoiseGroup, claim_for_sigma, pack_state, unpack_state
 from fedpriv.noise.sliding import SlidingDifferences
 from fedpriv.noise.toeplitz import IntegerBanded
 from fedpriv.participation.orders import Phases
+from tests.noise.integers.hostile_floats import truncated
 from tests.noise.integers.members import aligned, run_of, workload_of
 
 KEY, STATE = bytes(range(32)), pack_state((np.arange(3), np.array([-1, 2**62, -(2**62)])))
@@ -89,9 +89,9 @@ SLIPS_OF_CALLERS: list[tuple[Callable[[], object], type[Exception], str]] = [
     (lambda: extend_query_chain(b"short", b""), ValueError, "32 bytes"),
     (lambda: KeyedDiscreteGaussian(KEY, 2**32, 1), ValueError, "32 bits"),
     (lambda: KeyedDiscreteGaussian(KEY, 0, 1).vector(1, 16.0, node=2**16), ValueError, "outside"),
-    (lambda: truncate_increments(np.ones((1, 1)), 0, 1.0), ValueError, "2\\^53"),
-    (lambda: truncate_increments(np.ones((1, 1)), -1, 1.0), ValueError, "2\\^53"),
-    (lambda: truncate_increments(np.ones((1, 1)), 2**53, 1.0), ValueError, "2\\^53"),
+    (lambda: truncated(np.ones((1, 1)), 0, 1.0), ValueError, "2\\^53"),
+    (lambda: truncated(np.ones((1, 1)), -1, 1.0), ValueError, "2\\^53"),
+    (lambda: truncated(np.ones((1, 1)), 2**53, 1.0), ValueError, "2\\^53"),
     (lambda: unpack_state(b""), RunError, "state"),
     (lambda: unpack_state(STATE[:-1]), RunError, "state"),
     (lambda: unpack_state(STATE + b"x"), RunError, "state"),
