@@ -32,12 +32,12 @@ The numerics are an own construction, after the convex order of ratios.
 
 import dataclasses
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy.special import ndtr, ndtri
 
 from fedpriv.accounting import fading
@@ -47,8 +47,6 @@ from fedpriv.accounting.curves import (
     Curve,
     Floats,
     as_floats,
-    check_resolvable_delta,
-    epsilon_at,
     gaussian_curve,
     highest_curve,
     lowest_curve,
@@ -62,156 +60,252 @@ from fedpriv.accounting.losses import DELTA_MARGIN, PrivacyLossDistribution
 from fedpriv.accounting.symmetric import MIN_MULTIPLIER, SymmetricPairEpoch
 from fedpriv.core.errors import InputError
 
-_MAX_LOG = 600.0  # logarithm of a grid's end, far enough below 709 for the products that follow
+_MAX_LOG = 60.0  # logarithm of a grid's end and of the inverse of its core, which decide only how tight bounds are
+_END_STDS = 8.3  # standard deviations of ln Y up to which a grid reaches
+_MIN_MASS = 1e-16  # mass of Σ Y that may lie in a core of finest points around 0
+# Relative variance below which points are dense around the mean of Σ Y, and factor on their number, since few rows
+# have mass.
+_NARROW_VARIANCE, _CORE_STDS, _NARROW_REFINEMENT = 0.01, 4.0, 4
+# Above the first number of rounds the first sums are computed in extended precision.  The masses bound what
+# rounding hides for each round (tests/accounting/test_rounding.py), for float64 and for extended precision.
+_MANY_BINS, _EXTENDED_DOUBLINGS = 2_000, 6
+_ROUNDING_MASS, _EXTENDED_ROUNDING_MASS = 5e-15, 5e-16
 
 
-def grid_end(multiplier: float, bins: int, tail: float, narrow: bool = False) -> float:
-    """Choose the end of a grid of Σ Y, so that little mass under P lies beyond.
+Sums = NDArray[np.floating[Any]]
 
-    The bounds hold for every end.
+
+@dataclass(frozen=True)
+class RatioGrid:
+    """Grid of a sum of m of the Y, in rows whose spacing doubles from one row to the next.
+
+    Row j has the points m · `center` + 2^j · `spacing` · i for -n ≤ i < n.  The distance of points is about 1/n to
+    2/n of the distance from m · `center`, beyond the first row.
+    """
+
+    center: float
+    """Number around which points are densest for m = 1: 0, or 1 for sums that hardly vary."""
+    spacing: float
+    """Distance of the points of the first row."""
+    half_size: int
+    """Even number n of points of a row on either side."""
+    row_count: int
+    """Number of rows."""
+
+    @property
+    def offsets(self) -> Floats:
+        """Points without the centre, (rows, 2n)."""
+        indices = np.arange(-self.half_size, self.half_size, dtype=np.float64)
+        return as_floats(self.spacing * np.exp2(np.arange(self.row_count))[:, None] * indices)
+
+    def masses_of_one(self, multiplier: float) -> Floats:
+        """Return the masses of Y, (rows, 2n), each on the finest row that has its point.
+
+        Args:
+            multiplier: Noise multiplier z.
+        """
+        indices = np.arange(-self.half_size, self.half_size)
+        is_finest = np.tile((2 * indices >= self.half_size) | (2 * indices < -self.half_size), (self.row_count, 1))
+        is_finest[0] = True
+        points = self.center + self.offsets[is_finest]
+        order = np.argsort(points)
+        masses, rows = np.zeros_like(points), np.zeros(is_finest.shape)
+        masses[order[:-1]] = grid_masses(multiplier, points[order])
+        rows[is_finest] = masses
+        return rows
+
+
+def ratio_grid(multiplier: float, bins: int, half_size: int) -> RatioGrid:
+    """Choose a grid that follows the distribution of the sum of all Y.  The bounds hold for every grid.
 
     Args:
         multiplier: Noise multiplier z.
         bins: Number T of rounds.
-        tail: Approximate mass beyond the end.
-        narrow: Whether the end is for sums that hardly vary, because much noise makes every Y nearly 1.
+        half_size: Even number of points of a row on either side.
     """
-    # Quantile of the Y of the unit's own round under P, where ln Y is normal with mean 1/(2z²) and deviation 1/z.
-    single_end = math.exp(min(_MAX_LOG, (0.5 / multiplier - float(ndtri(tail))) / multiplier))
-    if narrow:  # the mean of Σ Y under Q, the own round, and ten standard deviations of Σ Y under Q
-        return bins + single_end + 10.0 * math.sqrt(bins * math.expm1(min(_MAX_LOG, max(multiplier, 0.01) ** -2)))
-    return max(single_end, 4.0 * bins) + 4.0 * bins
+    # Y is above the first number with probability 1e-16 under P, if the unit takes part in its round, and no Y is
+    # above the second one with probability 1e-16 under Q.
+    end = math.exp(min(_MAX_LOG, (0.5 / multiplier + _END_STDS) / multiplier))
+    core = math.exp(
+        min(0.0, max(-_MAX_LOG, (float(ndtri(_MIN_MASS ** (1.0 / bins))) - 0.5 / multiplier) / multiplier))
+    )
+    variance = math.expm1(min(_MAX_LOG, max(multiplier, 0.01) ** -2)) / bins
+    is_narrow = variance < _NARROW_VARIANCE
+    if is_narrow:
+        core, half_size = _CORE_STDS * math.sqrt(variance) * bins, _NARROW_REFINEMENT * half_size
+    row_count = math.ceil(math.log2((2.0 * end + 2.0 * bins) / core)) + 1
+    return RatioGrid(float(is_narrow), core / half_size, half_size, row_count)
 
 
-def grid_masses(multiplier: float, spacing: float, size: int) -> Floats:
-    """Return the masses of Y under Q on 0, h, …, (size - 1)h, (size,), without the mass beyond the grid.
+def grid_masses(multiplier: float, points: Floats) -> Floats:
+    """Return the masses of Y under Q on all points but the last, (n - 1,), without the mass beyond them.
 
     Y is exp(Z/z - 1/(2z²)) with Z standard normal.  A value of Y between two points is split between them, with
-    its mean kept.  So the mass at x > 0 is (p(x - h) - 2 p(x) + p(x + h)) / h with p(x) = E (x - Y)+, and the mass
-    at 0 is p(h) / h.
+    its mean kept.  So the mass at a point is the rise there of the slope of p(x) = E (x - Y)+, taken from point to
+    point.
 
-    Guarantee: Y is moved to its two neighbours with its mean kept, so that the distribution on the unbounded grid
+    Guarantee: Y is moved to its two neighbours with its mean kept, so that the distribution with all of the mass
     is above Y in convex order.
 
     Args:
         multiplier: Noise multiplier z.
-        spacing: Distance h of neighbouring points.
-        size: Number of points.
+        points: Points, ascending, (n,), with the first at 0 or below and the last above 1.
     """
-    points = spacing * np.arange(size + 1)
+    values = np.maximum(points, 0.0)
     with np.errstate(divide="ignore"):
-        logs = multiplier * np.log(points)
+        logs = multiplier * np.log(values)
     half = 0.5 / multiplier
-    puts = points * ndtr(half + logs) - ndtr(-half + logs)  # E (x - Y)+
-    calls = ndtr(half - logs) - points * ndtr(-half - logs)  # E (Y - x)+
-    masses = np.empty(size)
-    masses[0] = puts[1]
-    # Second differences of puts and calls are equal.  Those of the smaller values lose fewer digits.
-    masses[1:] = np.where(
-        points[1:-1] <= 1.0,
-        puts[:-2] - 2.0 * puts[1:-1] + puts[2:],
-        calls[:-2] - 2.0 * calls[1:-1] + calls[2:],
+    puts = values * ndtr(half + logs) - ndtr(-half + logs)  # E (x - Y)+
+    calls = ndtr(half - logs) - values * ndtr(-half - logs)  # E (Y - x)+
+    lower_slopes, upper_slopes = np.diff(puts) / np.diff(points), -np.diff(calls) / np.diff(points)
+    # Slopes of puts and calls add up to 1.  Those of the smaller values lose fewer digits.
+    masses = np.append(
+        lower_slopes[:1], np.where(points[1:-1] <= 1.0, np.diff(lower_slopes), -np.diff(upper_slopes))
     )
-    return np.maximum(masses / spacing, 0.0)
+    # Where one takes the other's place their rounding leaves a gap.
+    masses[np.searchsorted(points, 1.0)] += 1.0 - upper_slopes[-1] - np.sum(masses)
+    return as_floats(np.maximum(masses, 0.0))
 
 
-def removal_loss_distribution(multiplier: float, bins: int, size: int, top: float) -> PrivacyLossDistribution:
-    """Return the distribution of ln dP/dQ under P, for a unit that is removed.
+@dataclass(frozen=True, eq=False)
+class RatioDistribution:
+    """Distribution of dP/dQ under Q for one epoch, above the true one in convex order."""
 
-    The mass of Σ Y under P is its mass under Q times Σ Y / T.  By symmetry this is the distribution of a sum in
-    which the mass of one Y is multiplied by its value.
+    bins: int
+    """Number T of rounds."""
+    ratios: Floats
+    """Ratios on the grid, ascending, (n,)."""
+    masses: Floats
+    """Probabilities of the ratios under Q, (n,)."""
+    end: float
+    """Ratio below all that the grid leaves out."""
 
-    Guarantee: the distribution gives an upper bound of H_ε(P‖Q), since mass beyond the grid counts as infinite
-    loss.
+    @property
+    def removal_losses(self) -> PrivacyLossDistribution:
+        """Distribution of ln dP/dQ under P, for a unit that is removed.
+
+        The mass under P is the mass under Q times the ratio.
+
+        Guarantee: the distribution gives an upper bound of H_ε(P‖Q), since mass beyond the grid counts as infinite
+        loss.
+        """
+        is_positive = self.ratios > 0.0
+        ratios = self.ratios[is_positive]
+        masses = ratios * self.masses[is_positive]
+        return PrivacyLossDistribution(
+            np.log(ratios), masses, max(0.0, 1.0 - float(np.sum(masses))) + _rounding_mass(self.bins)
+        )
+
+    @property
+    def addition_losses(self) -> PrivacyLossDistribution:
+        """Distribution of ln dQ/dP under Q, for a unit that is added.
+
+        Guarantee: the distribution gives an upper bound of H_ε(Q‖P), since mass beyond the grid has ratios of
+        `end` or more, and counts as at `end`.  Mass at ratio 0 has infinite loss.
+        """
+        is_positive = self.ratios > 0.0
+        ratios = np.append(self.ratios[is_positive], self.end)
+        masses = np.append(self.masses[is_positive], max(0.0, 1.0 - float(np.sum(self.masses))))
+        order = np.argsort(-ratios, kind="stable")
+        return PrivacyLossDistribution(
+            -np.log(ratios[order]),
+            masses[order],
+            float(np.sum(self.masses[~is_positive])) + _rounding_mass(self.bins),
+        )
+
+
+def ratio_distribution(multiplier: float, bins: int, grid: RatioGrid) -> RatioDistribution:
+    """Return the distribution of dP/dQ = (Y_1 + … + Y_T)/T on a grid.
 
     Args:
         multiplier: Noise multiplier z.
         bins: Number T of rounds.
-        size: Number of points of the grid of Σ Y.
-        top: End of this grid.
+        grid: Grid of the sums.
     """
-    spacing = top / size
-    masses = grid_masses(multiplier, spacing, size)
-    sums = spacing * np.arange(size)
-    sum_masses = _convolve(_self_convolve(masses, bins - 1), sums * masses) if bins > 1 else sums * masses
-    return PrivacyLossDistribution(
-        np.log(sums[1:] / bins), sum_masses[1:], max(0.0, 1.0 - float(np.sum(sum_masses))) + _rounding_mass(bins)
-    )
-
-
-def addition_loss_distribution(multiplier: float, bins: int, size: int, cap: float) -> PrivacyLossDistribution:
-    """Return the distribution of ln dQ/dP under Q, for a unit that is added.
-
-    Guarantee: the distribution gives an upper bound of H_ε(Q‖P), since mass beyond the grid has ratios of `cap` or
-    more, and counts as at `cap`.  Mass at ratio 0 has infinite loss.
-
-    Args:
-        multiplier: Noise multiplier z.
-        bins: Number T of rounds.
-        size: Number of points of the grid of the ratio dP/dQ.
-        cap: End of this grid.
-    """
-    sum_masses = _self_convolve(grid_masses(multiplier, cap * bins / size, size), bins)
-    ratios = (cap / size) * np.arange(1, size + 1)
-    masses = np.append(sum_masses[1:], max(0.0, 1.0 - float(np.sum(sum_masses))))
-    return PrivacyLossDistribution(
-        -np.log(ratios[::-1]), masses[::-1], float(sum_masses[0]) + _rounding_mass(bins)
-    )
+    masses = _self_convolve(grid.masses_of_one(multiplier), bins).ravel()
+    (indices,) = np.nonzero(masses)
+    sums = (bins * grid.center + grid.offsets).ravel()
+    indices = indices[np.argsort(sums[indices], kind="stable")]
+    # Sums that are left out are above the centre by the length of the last row, at least.
+    end = grid.offsets[-1, -1] / bins
+    return RatioDistribution(bins, as_floats(np.maximum(sums[indices], 0.0) / bins), masses[indices], end)
 
 
 def _rounding_mass(bins: int) -> float:
-    """Return the mass that rounding may hide in sums over `bins` rounds, beyond `DELTA_MARGIN`.
+    """Return the mass that rounding may hide in sums over `bins` rounds, beyond `DELTA_MARGIN`."""
+    is_extended = bins > _MANY_BINS and np.finfo(np.longdouble).eps < 1e-18
+    return max(0.0, (_EXTENDED_ROUNDING_MASS if is_extended else _ROUNDING_MASS) * bins - DELTA_MARGIN)
 
-    Tests saw at most 3e-17 a round (tests/accounting/test_rounding.py), and 1e-16 a round is assumed.
+
+def _halve(masses: Sums) -> Sums:
+    """Move masses on consecutive points, (…, 2m), to every second point, (…, m + 1), with their mean kept."""
+    halves = np.zeros_like(masses, shape=(*masses.shape[:-1], masses.shape[-1] // 2 + 1))
+    halves[..., :-1] = masses[..., 0::2] + 0.5 * masses[..., 1::2]
+    halves[..., 1:] += 0.5 * masses[..., 1::2]
+    return halves
+
+
+def _finer_masses(masses: Sums) -> Sums:
+    """Return for every row the masses of all finer rows, moved to its points, (rows, 2n)."""
+    finer, size = np.zeros_like(masses), masses.shape[1]
+    for row in range(1, len(masses)):
+        finer[row, size // 4 : 3 * size // 4 + 1] = _halve(finer[row - 1] + masses[row - 1])
+    return finer
+
+
+def _convolve(first: Sums, second: Sums) -> Sums:
+    """Return the masses of a sum of two independent numbers on the rows of a grid, (rows, 2n).
+
+    Two numbers are added on the coarser one of their rows.  Sums beyond its ends are moved to the next row, and
+    those beyond the ends of the last row are dropped.  The transforms are long enough that no mass wraps around.
     """
-    return max(0.0, 1e-16 * bins - DELTA_MARGIN)
-
-
-def _convolve(first: Floats, second: Floats) -> Floats:
-    """Return the masses of a sum of two independent numbers on one grid, cut to its size.
-
-    The transforms are long enough that no mass wraps around.
-    """
-    size = len(first)
     from scipy import fft  # slow to import
 
+    size = first.shape[1]
     length = fft.next_fast_len(2 * size, real=True)
-    return as_floats(np.maximum(fft.irfft(fft.rfft(first, length) * fft.rfft(second, length), length)[:size], 0.0))
+    transforms = [fft.rfft(masses, length) for masses in (first, _finer_masses(first))]
+    others = (
+        transforms if second is first else [fft.rfft(masses, length) for masses in (second, _finer_masses(second))]
+    )
+    products = transforms[0] * (others[0] + others[1]) + transforms[1] * others[0]
+    sums = np.maximum(fft.irfft(products, length)[:, : 2 * size], 0.0)
+    result: Sums = sums[:, size // 2 : 3 * size // 2].copy()
+    sums[:, size // 2 : 3 * size // 2] = 0.0
+    result[1:] += _halve(sums)[:-1, :-1]
+    return result
 
 
 def _self_convolve(masses: Floats, times: int) -> Floats:
-    """Return the masses of the sum of `times` ≥ 1 independent numbers on the grid, (size,).
+    """Return the masses of the sum of `times` ≥ 1 independent numbers on the rows of a grid, (rows, 2n).
 
-    Each number has the distribution `masses`, (size,), on the points 0, h, …, (size - 1)h.  Mass of the sum beyond
-    the grid is dropped, and the callers count it as what is missing from 1.
+    Args:
+        masses: Masses of each number, (rows, 2n).
+        times: Number of numbers that are added.
     """
     result: Floats | None = None
-    while True:
-        if times & 1:
-            result = masses if result is None else _convolve(result, masses)
-        times >>= 1
-        if not times:
-            assert result is not None
-            return result
-        masses = _convolve(masses, masses)
+    power: Sums = masses.astype(np.longdouble) if times > _MANY_BINS else masses
+    for doubling in range(times.bit_length()):
+        if doubling:
+            power = _convolve(power, power)
+        if doubling == _EXTENDED_DOUBLINGS:
+            power = as_floats(power)
+        if times >> doubling & 1:
+            result = as_floats(power if result is None else _convolve(result, as_floats(power)))
+    assert result is not None
+    return result
 
 
 _MAX_BINS, _MAX_EPOCHS = 100_000, 10_000
-_RATIO_CAPS = (8.0, 1.0, 0.125)  # ends of grids of the ratio for addition, small ones for large ε
 _MAX_GRID_SIZE, _MIN_STEP = 2**17, 1e-12  # limits of the grid of one epoch's losses
 _NOISE_MARGIN = 1.002  # factor by which a calibration raises the noise until `epsilon_of` is at most the target
-_TAIL_SHARE = 1e-4  # mass beyond the grids of all epochs that are made for one δ, relative to this δ
-_TAILS = (1e-5, 1e-7, 1e-9, 1e-11, 1e-13)  # masses beyond the grids that are made for all δ, for each epoch
 
 
 @dataclass(frozen=True)
 class _Resolution:
     """Resolution of the computation.  Every choice gives an upper bound."""
 
-    size: int
-    """Points of the grid of Σ Y for a run of a single epoch."""
-    composed_size: int
-    """Points of the grid of Σ Y if epochs are composed."""
+    half_size: int
+    """Points of a row of the grid of Σ Y on either side of its centre."""
     max_step: float
     """Largest step of the grid on which losses of epochs are composed, unless the grid gets too long."""
     steps_per_std: float
@@ -223,8 +317,8 @@ class _Resolution:
     chain_resolution: fading.ChainResolution
 
 
-_FINE = _Resolution(2**15, 2**16, 1e-3, 30.0, 2**12, 128, fading.FINE)
-_COARSE = _Resolution(2**12, 2**13, 4e-3, 10.0, 2**10, 24, fading.COARSE)
+_FINE = _Resolution(2**12, 1e-3, 30.0, 2**12, 128, fading.FINE)
+_COARSE = _Resolution(2**10, 4e-3, 10.0, 2**10, 24, fading.COARSE)
 
 
 @dataclass(frozen=True)
@@ -282,12 +376,8 @@ class AllocatedGaussian(Sampled):
 
     @property
     def curve(self) -> Curve:
-        """Upper bound of δ for every ε ≥ 0, on grids that suit many δ (`_TAILS`) rather than a single one."""
-        return _cached_curve(self, _TAILS)
-
-    def epsilon_of(self, delta: float) -> float:
-        """Return an upper bound of the smallest ε for which (ε, `delta`)-DP holds, `delta` ≥ 1e-10."""
-        return epsilon_at(_cached_curve(self, _grid_tails(check_resolvable_delta(delta), self.epochs)), delta)
+        """Upper bound of δ for every ε ≥ 0."""
+        return _cached_curve(self)
 
     @property
     def times(self) -> int:
@@ -313,20 +403,16 @@ class AllocatedGaussian(Sampled):
         return dataclasses.replace(self, noise_multiplier=multiplier, common_share=0.0, overlaps=None)
 
 
-def _grid_tails(delta: float, epochs: int) -> tuple[float, ...]:
-    return (_TAIL_SHARE * delta / epochs,)
-
-
 @lru_cache(maxsize=4)  # up to tens of megabytes each
-def _cached_curve(mechanism: AllocatedGaussian, tails: tuple[float, ...]) -> Curve:
-    return _curve(mechanism, _FINE, tails)
+def _cached_curve(mechanism: AllocatedGaussian) -> Curve:
+    return _curve(mechanism, _FINE)
 
 
-def _curve(mechanism: AllocatedGaussian, resolution: _Resolution, tails: tuple[float, ...]) -> Curve:
+def _curve(mechanism: AllocatedGaussian, resolution: _Resolution) -> Curve:
     """Return the smallest of several bounds of δ, at each ε.
 
-    Under zero-out they are the bound of known rounds, and the larger one of removal and addition.  With more
-    rounds than `resolution.size`, those of replace-one count as well.  Under replace-one they are
+    Under zero-out they are the bound of known rounds, and the larger one of removal and addition.  Under
+    replace-one they are
 
     * the bound of known rounds,
     * the chain of removal and addition through the run without the unit,
@@ -337,21 +423,13 @@ def _curve(mechanism: AllocatedGaussian, resolution: _Resolution, tails: tuple[f
     Args:
         mechanism: Mechanism of the run.
         resolution: Resolution of the computation.
-        tails: Approximate masses under P that the grids of Σ Y for removal leave beyond their ends.  A mass
-            gives one or two ends, of which those that are nearly alike count once (`_grid_ends`).
     """
     known_curve, (removal, addition) = (
         gaussian_curve(mechanism.known_mu),
-        removal_and_addition_curves(mechanism, resolution, tails),
+        removal_and_addition_curves(mechanism, resolution),
     )
     if mechanism.relation == "zero-out":
-        # With so many rounds the grid of Σ Y is coarse next to Y.  Another unit may be one without increments.
-        exchange_curves = (
-            [_curve(dataclasses.replace(mechanism, relation="replace-one"), resolution, tails)]
-            if mechanism.bins > resolution.size
-            else []
-        )
-        return lowest_curve([known_curve, highest_curve([removal, addition]), *exchange_curves])
+        return lowest_curve([known_curve, highest_curve([removal, addition])])
     loose_curve, independent = (
         lowest_curve([known_curve, triangle_curve(removal, addition)]),
         mechanism.independent_part,
@@ -379,39 +457,30 @@ def _curve(mechanism: AllocatedGaussian, resolution: _Resolution, tails: tuple[f
 
 
 def removal_and_addition_curves(
-    mechanism: AllocatedGaussian, resolution: _Resolution = _FINE, tails: Sequence[float] = _TAILS
+    mechanism: AllocatedGaussian, resolution: _Resolution = _FINE
 ) -> tuple[Curve, Curve]:
     """Return the curves of removal (P against Q) and of addition (Q against P) of a unit, over all epochs.
 
-    The losses of one epoch are computed on one or more grids, each of which gives a bound, and are composed over
-    the epochs.  The overlap that all rounds share counts as one more Gaussian release of known rounds.  Where the
-    bound from `mechanism.overlaps` is smaller, it is taken.
+    The losses of one epoch are composed over the epochs.  The overlap that all rounds share counts as one more
+    Gaussian release of known rounds.  Where the bound from `mechanism.overlaps` is smaller, it is taken.
 
     Guarantee: each curve bounds its direction under zero-out, whatever `mechanism.relation` is.
 
     Args:
         mechanism: Mechanism of the run.
         resolution: Resolution of the computation.
-        tails: Approximate masses under P that the grids of Σ Y for removal leave beyond their ends.  A mass
-            gives one or two ends, of which those that are nearly alike count once (`_grid_ends`).
     """
     independent = mechanism.independent_part
     common_mu = mechanism.common_mu / RELATION_FACTOR[mechanism.relation]  # under zero-out
-    z, bins, epochs = independent.noise_multiplier, independent.bins, independent.epochs
-    grid_size = resolution.size if epochs == 1 else resolution.composed_size
-    # Ends of the grids of (Y_1 + … + Y_T)/T under addition.  Several epochs are composed for one end only.
-    caps = (
-        _RATIO_CAPS if epochs == 1 else (min(_RATIO_CAPS[0], grid_end(z, bins, _TAILS[-1], narrow=True) / bins),)
+    z, bins = independent.noise_multiplier, independent.bins
+    ratios = ratio_distribution(z, bins, ratio_grid(z, bins, resolution.half_size))
+    losses = [ratios.removal_losses, ratios.addition_losses]
+    if independent.epochs > 1:
+        losses = [_compose_epochs(distribution, independent.epochs, resolution) for distribution in losses]
+    removal_curve, addition_curve = (
+        compose_with_gaussian(distribution, common_mu).deltas for distribution in losses
     )
-    removal_losses = [removal_loss_distribution(z, bins, grid_size, end) for end in _grid_ends(independent, tails)]
-    addition_losses = [addition_loss_distribution(z, bins, grid_size, cap) for cap in caps]
-    if epochs > 1:
-        removal_losses = [_compose_epochs(distribution, epochs, resolution) for distribution in removal_losses]
-        addition_losses = [_compose_epochs(distribution, epochs, resolution) for distribution in addition_losses]
-    curves = (
-        lowest_curve([compose_with_gaussian(distribution, common_mu).deltas for distribution in removal_losses]),
-        lowest_curve([compose_with_gaussian(distribution, common_mu).deltas for distribution in addition_losses]),
-    )
+    curves = (removal_curve, addition_curve)
     if (overlaps := mechanism.overlaps) is None:
         return curves
     fading_curves = fading.removal_and_addition_curves(
@@ -433,20 +502,6 @@ def _compose_epochs(
         _MIN_STEP,
     )
     return distribution.to_grid(step).self_compose(epochs)
-
-
-def _grid_ends(mechanism: AllocatedGaussian, tails: Sequence[float]) -> list[float]:
-    """Return ends of grids of Σ Y, ascending, each more than 10 % above the one before it.
-
-    The candidates are those of `grid_end` for each of `tails`, for sums that vary much and for sums that hardly
-    do.
-    """
-    z, bins = mechanism.noise_multiplier, mechanism.bins
-    ends = list[float]()
-    for end in sorted({grid_end(z, bins, tail, narrow) for tail in tails for narrow in (False, True)}):
-        if not ends or end > 1.1 * ends[-1]:
-            ends.append(end)
-    return ends
 
 
 @lru_cache(maxsize=256)
@@ -488,8 +543,7 @@ def calibrate(
     def mechanism(multiplier: float) -> AllocatedGaussian:
         return AllocatedGaussian(multiplier, bins, epochs, relation, common, overlaps)
 
-    tails = _grid_tails(delta, mechanism(1.0).epochs)
-    coarse, fine = (lambda z: _curve(mechanism(z), _COARSE, tails)), (lambda z: _curve(mechanism(z), _FINE, tails))
+    coarse, fine = (lambda z: _curve(mechanism(z), _COARSE)), (lambda z: _curve(mechanism(z), _FINE))
     multiplier = least_noise(epsilon, delta, coarse, fine)
     # In this case bounds of δ at two ε are computed on two grids, so that the larger ε may have the larger bound.
     if relation == "replace-one" and epochs == 1:

@@ -85,8 +85,6 @@ class SymmetricPairEpoch:
             loose_curve: Another upper bound, which takes less time.
         """
         finer = replace(self, size=2 * self.size)
-        # Small noise has long tails, for which a grid that leaves out more mass may give the smaller bound.
-        shares = (_TAIL_SHARE, _LARGE_TAIL_SHARE) if self.multiplier < _SMALL_MULTIPLIER else (_TAIL_SHARE,)
 
         @cache
         def knot_distribution() -> PrivacyLossDistribution:
@@ -102,7 +100,7 @@ class SymmetricPairEpoch:
                 # A smaller bound leaves less mass out of the next grid, until the bounds settle.
                 while bound < _SETTLED_FACTOR * previous_bound:
                     previous_bound = bound
-                    for share in shares:
+                    for share in self._tail_shares:
                         bound = min(bound, finer.delta(float(epsilon), _grid_tail(bound, share)))
                 bounds.append(bound)
             return as_floats(bounds).reshape(np.shape(epsilons))
@@ -121,8 +119,17 @@ class SymmetricPairEpoch:
         epsilons = self._max_resolved_epsilon(max_epsilon) * np.linspace(0.0, 1.0, knots + 1) ** _KNOT_EXPONENT
         bounds = [1.0]
         for epsilon in epsilons:
-            bounds.append(min(bounds[-1], self.delta(float(epsilon), _grid_tail(bounds[-1]))))
+            tails = [_grid_tail(bounds[-1], share) for share in self._tail_shares]
+            bounds.append(min(bounds[-1], *(self.delta(float(epsilon), tail) for tail in tails)))
         return symmetric_loss_distribution(*lower_hull(epsilons, as_floats(bounds[1:])))
+
+    @property
+    def _tail_shares(self) -> tuple[float, ...]:
+        """Masses that grids leave out, relative to δ.
+
+        Small noise has long tails, for which a grid that leaves out more mass may give the smaller bound.
+        """
+        return (_TAIL_SHARE, _LARGE_TAIL_SHARE) if self.multiplier < _SMALL_MULTIPLIER else (_TAIL_SHARE,)
 
     @property
     def _rounding_error(self) -> float:
@@ -213,7 +220,7 @@ class SymmetricPairEpoch:
         return as_floats(upper_bounds), as_floats(np.maximum(0.0, tail_sums[1, indices] - self._rounding_error))
 
 
-def _grid_tail(delta: float, share: float = _TAIL_SHARE) -> float:
+def _grid_tail(delta: float, share: float) -> float:
     return max(_MIN_TAIL, share * delta)
 
 
@@ -255,9 +262,10 @@ def _self_convolve(masses: Floats, times: int, zero_index: int) -> Floats:
 
 
 def lower_hull(epsilons: Floats, bounds: Floats) -> tuple[Floats, Floats]:
-    """Return the points (ε, bound) of the lower convex hull over γ = e^ε.
+    """Return the points (ε, bound) of the lower convex hull over γ = e^ε, for a symmetric pair.
 
-    The hockey stick is convex in γ, so that it is below the hull between these points, too.
+    The hockey stick is convex in γ, so that it is below the hull between these points, too.  At 1/γ it is 1 - 1/γ
+    plus the 1/γ-th part of that at γ.  So the chord from 1/γ to γ bounds it at ε = 0.
 
     Args:
         epsilons: ε ≥ 0, ascending, (n,).
@@ -267,6 +275,7 @@ def lower_hull(epsilons: Floats, bounds: Floats) -> tuple[Floats, Floats]:
         ε and bounds of the hull's corners, (m,) each with m ≤ n.
     """
     gammas = np.exp(epsilons)
+    bounds = np.append(np.min((gammas - 1.0 + 2.0 * bounds) / (gammas + 1.0)), bounds[1:])
     hull: list[int] = []
     for index in range(len(gammas)):
         while len(hull) > 1:

@@ -8,16 +8,16 @@ from tests.parts import in_parts
 
 DELTA = 1e-5
 CASES = [  # multiplier, rounds of an epoch, epochs
-    (0.92, 60, 1), (0.5, 60, 1), (0.5, 60, 5), (0.6, 120, 8), (0.8, 16, 4),
+    (0.92, 60, 1), (0.5, 60, 1), (0.5, 60, 5), (0.6, 120, 8), (0.35, 16, 4), (0.4, 60, 5), (0.8, 16, 4),
 ]  # fmt: skip
 NUMERICS = 1e-9
 """Relative error of theirs, which adds up floats."""
-LOOSENESS = 1.05
-"""What is given away at most of an ε below 12."""
+LOOSENESS = 1.01
+"""What is given away at most."""
 
 
 @pytest.mark.parametrize(("multiplier", "rounds", "epochs"), in_parts(CASES, CASES[-1:]))
-def test_allocation_epsilon_agrees_with_pld_accountings_range_within_five_percent(
+def test_allocation_epsilon_agrees_with_pld_accountings_range_within_one_percent(
     multiplier: float, rounds: int, epochs: int
 ) -> None:
     accountant = pytest.importorskip("PLD_accounting")
@@ -26,7 +26,6 @@ def test_allocation_epsilon_agrees_with_pld_accountings_range_within_five_percen
     )
     epsilon = AllocatedGaussian(multiplier, rounds, epochs).epsilon_of(DELTA)
     assert lower * (1 - NUMERICS) <= epsilon <= LOOSENESS * upper
-    assert upper < 12.0
 
 
 @pytest.mark.slow

@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 from fedpriv.accounting import gaussian as gdp
 from fedpriv.accounting.allocation import (
     AllocatedGaussian,
-    addition_loss_distribution,
-    grid_end,
-    removal_loss_distribution,
+    ratio_distribution,
+    ratio_grid,
 )
 from fedpriv.accounting.budget import (
     ApproximateGDP,
@@ -79,9 +78,8 @@ def test_charged_mu_and_slack_bound_both_directions_at_negative_epsilon() -> Non
     mu = min_mu(FIRST.curve, slack)
     epsilons = np.linspace(-6.0, 0.0, 601)
     mirrored = 1.0 - np.exp(epsilons) * (1.0 - gaussian_curve(mu)(-epsilons))
-    ends = (grid_end(z, bins, 1e-7), grid_end(z, bins, 1e-10))
-    removed = np.min([removal_loss_distribution(z, bins, 2**15, end).deltas(epsilons) for end in ends], axis=0)
-    added = addition_loss_distribution(z, bins, 2**15, 64.0).deltas(epsilons)
+    ratios = ratio_distribution(z, bins, ratio_grid(z, bins, 2**12))
+    removed, added = ratios.removal_losses.deltas(epsilons), ratios.addition_losses.deltas(epsilons)
     assert np.all(np.maximum(removed, added) <= ((1.0 - slack) * mirrored + slack) * (1 + 1e-4))
 
 
@@ -224,7 +222,7 @@ def test_a_run_picked_after_seeing_the_first_stays_within_the_budget() -> None:
     grid = np.linspace(-9.0, 9.0, 3001)
     weights = np.exp(-0.5 * grid**2) / math.sqrt(2.0 * math.pi) * (grid[1] - grid[0])
     losses = first * grid + 0.5 * first**2
-    law = removal_loss_distribution(z, bins, 2**14, grid_end(z, bins, 1e-9))
+    law = ratio_distribution(z, bins, ratio_grid(z, bins, 2**11)).removal_losses
     gained = 0
     for epsilon in np.linspace(0.5, 3.0, 11):
         rest = epsilon - losses
