@@ -58,7 +58,7 @@ from fedpriv.accounting.gaussian import epsilon_of as gaussian_epsilon_of
 from fedpriv.accounting.guarantees import Sampled, least_noise
 from fedpriv.accounting.losses import DELTA_MARGIN, PrivacyLossDistribution
 from fedpriv.accounting.symmetric import MIN_MULTIPLIER, SymmetricPairEpoch
-from fedpriv.core.errors import InputError
+from fedpriv.core.errors import InputError, refuse
 
 _MAX_LOG = 60.0  # logarithm of a grid's end and of the inverse of its core, which decide only how tight bounds are
 _END_STDS = 8.3  # standard deviations of ln Y up to which a grid reaches
@@ -361,12 +361,17 @@ class AllocatedGaussian(Sampled):
         """Check the fields."""
         check_positive("noise_multiplier", self.noise_multiplier)
         relation_named(self.relation)
-        if not 1 <= self.bins <= _MAX_BINS:
-            raise InputError(f"bins = {self.bins}: a unit draws among 1 to {_MAX_BINS:,} rounds of an epoch")
-        if not 1 <= self.epochs <= _MAX_EPOCHS:
-            raise InputError(f"epochs = {self.epochs}: there are 1 to {_MAX_EPOCHS:,}")
-        if not 0.0 <= self.common_share < 1.0:
-            raise InputError(f"common = {self.common_share}: a share of 0 or more and below 1")
+        refuse(
+            {
+                f"bins = {self.bins}: a unit draws among 1 to {_MAX_BINS:,} rounds of an epoch": not 1
+                <= self.bins
+                <= _MAX_BINS,
+                f"epochs = {self.epochs}: there are 1 to {_MAX_EPOCHS:,}": not 1 <= self.epochs <= _MAX_EPOCHS,
+                f"common = {self.common_share}: a share of 0 or more and below 1": not 0.0
+                <= self.common_share
+                < 1.0,
+            }
+        )
         # A bound of the overlaps has a chain for every epoch, with a variance for every round of it.
         if (
             self.overlaps

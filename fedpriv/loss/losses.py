@@ -28,7 +28,7 @@ from torch import Tensor
 from torch.func import grad, vmap
 from torch.nn import functional
 
-from fedpriv.core.errors import InputError
+from fedpriv.core.errors import InputError, refuse
 from fedpriv.data.layout import IGNORED_CLASS
 
 
@@ -559,19 +559,22 @@ class LossChoice:
         Raises:
             InputError: There is no function and the name is unknown, or a setting is invalid or of another loss.
         """
-        if self.function is None and self.name not in LOSSES:
-            raise InputError(
+        refuse(
+            {
                 f"loss = {self.name!r}: accepted are {', '.join(map(repr, LOSSES))}, or a function of one "
-                "record's output and label"
-            )
-        if self.label_smoothing and (self.function is not None or self.name != "cross-entropy"):
-            raise InputError("label_smoothing: goes with the loss 'cross-entropy' only")
-        if not 0.0 <= self.label_smoothing < 1.0:
-            raise InputError(f"label_smoothing = {self.label_smoothing}: expected 0 or more, and less than 1")
-        if self.class_weights and (self.function is not None or self.name not in ("cross-entropy", "binary")):
-            raise InputError("class_weights: go with the losses 'cross-entropy' and 'binary' only")
-        if not all(0.0 <= weight < math.inf for weight in self.class_weights):
-            raise InputError(f"class_weights = {list(self.class_weights)}: expected finite numbers, 0 or more")
+                "record's output and label": self.function is None and self.name not in LOSSES,
+                "label_smoothing: goes with the loss 'cross-entropy' only": self.label_smoothing
+                and (self.function is not None or self.name != "cross-entropy"),
+                f"label_smoothing = {self.label_smoothing}: expected 0 or more, and less than 1": not 0.0
+                <= self.label_smoothing
+                < 1.0,
+                "class_weights: go with the losses 'cross-entropy' and 'binary' only": self.class_weights
+                and (self.function is not None or self.name not in ("cross-entropy", "binary")),
+                f"class_weights = {list(self.class_weights)}: expected finite numbers, 0 or more": not all(
+                    0.0 <= weight < math.inf for weight in self.class_weights
+                ),
+            }
+        )
 
     def make_loss(self, label: tuple[int, ...], classes: int) -> tuple[Loss, tuple[int, ...] | None]:
         """Make the loss for labels of a shape, and find the shape of the outputs that it needs.

@@ -37,7 +37,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, Field
 
-from fedpriv.core.errors import InputError
+from fedpriv.core.errors import InputError, refuse
 from fedpriv.core.replicates import SHARED
 from fedpriv.noise import sensitivity as nonincreasing
 from fedpriv.noise import series
@@ -424,15 +424,19 @@ class IntegerBuffered(IntegerStrategy):
             InputError: One of these does not hold, there are not as many ω_i as θ_i, or `digits` is out of its
                 range.
         """
-        if len(self.theta) != len(self.omega) or not 0 <= self.digits <= _MAX_DIGITS:
-            raise InputError(
+        refuse(
+            {
                 f"{len(self.theta)} decays, {len(self.omega)} weights, {self.digits} digits: as many decays "
-                f"as weights are needed, and 0 to {_MAX_DIGITS} digits"
-            )
-        if any(not 0 <= theta <= COEFFICIENT_ONE for theta in self.theta) or min(self.omega, default=0) < 0:
-            raise InputError("buffers decay by 0 to 1 a round and have weights of 0 or more")
-        if sum(self.omega) > COEFFICIENT_ONE:
-            raise InputError("the buffers' weights add up to more than 1: C would not fall")
+                f"as weights are needed, and 0 to {_MAX_DIGITS} digits": (
+                    len(self.theta) != len(self.omega) or not 0 <= self.digits <= _MAX_DIGITS
+                ),
+                "buffers decay by 0 to 1 a round and have weights of 0 or more": (
+                    any(not 0 <= theta <= COEFFICIENT_ONE for theta in self.theta)
+                    or min(self.omega, default=0) < 0
+                ),
+                "the buffers' weights add up to more than 1: C would not fall": sum(self.omega) > COEFFICIENT_ONE,
+            }
+        )
 
     def noise_groups(self, rounds: int, participations: int) -> tuple[NoiseGroup, ...]:
         return (NoiseGroup(rounds, 1.0, len(self.theta) + self._exact_roundings(rounds) / 2**self.digits),)

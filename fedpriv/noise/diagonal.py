@@ -38,7 +38,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, Field
 
-from fedpriv.core.errors import InputError
+from fedpriv.core.errors import InputError, refuse
 from fedpriv.core.replicates import SHARED
 from fedpriv.noise import sensitivity as nonincreasing
 from fedpriv.noise.integers.fixed_point import (
@@ -586,20 +586,23 @@ class PhaseEnds(Mechanism):
         Raises:
             InputError: The contraction argument does not apply to this workload, step or clip.
         """
-        if workload.public_order != self.phases:
-            raise InputError("noise at the ends of phases: the schedule must be the mechanism's own phases")
-        if workload.decay != 0.0:
-            raise InputError(f"noise at the ends of phases needs plain gradients, decay = 0; got {workload.decay}")
-        if not self.largest_step * self.smoothness <= 2.0:
-            raise InputError(
+        min_clip = float(np.min(workload.clips))
+        refuse(
+            {
+                "noise at the ends of phases: the schedule must be the mechanism's own phases": (
+                    workload.public_order != self.phases
+                ),
+                f"noise at the ends of phases needs plain gradients, decay = 0; got {workload.decay}": (
+                    workload.decay != 0.0
+                ),
                 f"step = {self.largest_step:g}: the phased method is private only for finite steps up to "
-                f"2 / smoothness = {2.0 / self.smoothness if self.smoothness else math.inf:g}"
-            )
-        if not float(np.min(workload.clips)) >= self.lipschitz:
-            raise InputError(
-                f"clip = {float(np.min(workload.clips)):g}: the phased method is private only if clipping never "
-                f"bites, so the clip must be the Lipschitz constant {self.lipschitz:g} or more"
-            )
+                f"2 / smoothness = {2.0 / self.smoothness if self.smoothness else math.inf:g}": (
+                    not self.largest_step * self.smoothness <= 2.0
+                ),
+                f"clip = {min_clip:g}: the phased method is private only if clipping never bites, so the clip "
+                f"must be the Lipschitz constant {self.lipschitz:g} or more": not min_clip >= self.lipschitz,
+            }
+        )
         return Sensitivity(float(np.max(workload.clips)), False, "contraction: convex, smooth, one phase a record")
 
     def variance(self, workload: Workload) -> Floats:

@@ -53,7 +53,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple, TypeVar
 
 import numpy as np
 
-from fedpriv.core.errors import InputError
+from fedpriv.core.errors import InputError, refuse
 from fedpriv.core.replicates import SHARED
 from fedpriv.noise import tree as nodes
 from fedpriv.noise.integers.fixed_point import Ints, round_coefficient, to_coefficient
@@ -208,23 +208,24 @@ class DifferenceTrees(Mechanism):
                 smoothness of the loss is known.
         """
         check_matches(workload, self.decay, None)
-        if (
-            not isinstance(workload.public_order, FixedOrder)
-            or workload.public_order.rounds_per_epoch != self.rounds_per_epoch
-        ):
-            raise InputError(
+        refuse(
+            {
                 f"differences between epochs need one order of {self.rounds_per_epoch} batches in every epoch: "
-                "with fresh permutations they are differences between records"
-            )
-        if not 0.0 < self.mixing < 1.0:
-            raise InputError(f"mixing = {self.mixing}: γ lies strictly between 0 and 1")
-        if not (math.isfinite(self.difference) and math.isfinite(self.residual)):
-            raise InputError(
+                "with fresh permutations they are differences between records": (
+                    not isinstance(workload.public_order, FixedOrder)
+                    or workload.public_order.rounds_per_epoch != self.rounds_per_epoch
+                ),
+                f"mixing = {self.mixing}: γ lies strictly between 0 and 1": not 0.0 < self.mixing < 1.0,
                 "the noise rests on a bound of the loss's smoothness, and none is known for this model; use "
-                "momentum-tree-aligned with algorithm.difference_clip and algorithm.residual_clip"
-            )
-        if min(self.difference, self.residual) <= 0.0 or (self.movement is not None and self.movement <= 0.0):
-            raise InputError("bounds on differences and on the movement must be above 0")
+                "momentum-tree-aligned with algorithm.difference_clip and algorithm.residual_clip": (
+                    not (math.isfinite(self.difference) and math.isfinite(self.residual))
+                ),
+                "bounds on differences and on the movement must be above 0": (
+                    min(self.difference, self.residual) <= 0.0
+                    or (self.movement is not None and self.movement <= 0.0)
+                ),
+            }
+        )
 
     def residual_squared_norms(self, workload: Workload) -> Floats:
         """Compute each record's squared displacement in the r tree, which spans the whole run, (N,).
