@@ -8,7 +8,7 @@ Messages that are masked, or to which a trusted server adds noise, are integers 
 unit / (Σ_i b_i) · (B y)_t, with the unit of the integers, the batch size b_i of silo i, and y_t the sum of the
 masked messages, or (C Σ_i s_i)_t with the server's noise for messages s_i.  B and C are the matrices of the noise
 mechanism.  In floating point q~_t is the mean of the silos' releases with fixed weights, plus a server's noise in
-a simulation.
+a simulation.  In evaluations that publish each silo's figures it is the silos' vectors in a row.
 
 If the scenario lets a silo be missing, a substitute message, with an increment of 0, takes the place of its reply.
 A query chain is a digest of the queries so far.  The journal is the server's store of releases, from which a run
@@ -135,7 +135,7 @@ class ServerAggregator:
     Guarantee: outside a simulation the server adds no noise in floating point.
 
     Guarantee: each release is a function of the plan and of the journal's entries (`JournalEntry`), y_t or q~_t of
-    the rounds so far; the noise that a trusted server adds to integers is keyed by the run's key, by all queries
+    the rounds so far.  The noise that a trusted server adds to integers is keyed by the run's key, by all queries
     so far and by the sums to which the noise is added, so that under one key a round that is rolled back and
     repeated with other queries or sums has other noise, and a round repeated with the same queries and sums has
     the same noise.

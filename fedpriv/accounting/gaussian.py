@@ -30,6 +30,7 @@ def largest_safe(safe: Callable[[float], bool], low: float) -> float:
     """Return about the largest float > 0 for which `safe` holds, by bisection.
 
     `low` is doubled until `safe` fails, and the last interval is bisected.  The returned value satisfies `safe`.
+    Beyond half of the largest float the result is the last doubling.
 
     Args:
         safe: Condition that holds at `low` and fails for all far larger values.

@@ -258,7 +258,8 @@ def min_noise_multiplier(coarse: Callable[[float], float], fine: Callable[[float
         delta: Target δ.
 
     Raises:
-        InputError: The search finds no multiplier up to `MAX_NOISE_MULTIPLIER` that reaches the target.
+        InputError: The first stage finds no multiplier up to `MAX_NOISE_MULTIPLIER` at which `coarse` reaches the
+            target.  Its steps are of half a multiplier, so that it may miss the last third of the range.
     """
 
     def is_sufficient(multiplier: float) -> bool:
@@ -273,7 +274,7 @@ def min_noise_multiplier(coarse: Callable[[float], float], fine: Callable[[float
         multiplier,
         coarse(multiplier),
     )
-    # Second stage: the interval from the largest insufficient multiplier to the smallest sufficient one.
+    # Second stage: from the largest insufficient multiplier, or 0.1, to the smallest sufficient one, or ∞.
     insufficient, sufficient = MIN_NOISE_MULTIPLIER, math.inf
     previous: tuple[float, float] | None = None
     steps = 0

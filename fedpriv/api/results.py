@@ -181,8 +181,8 @@ class CellResults(MetricsMixin):
             function, the model's outputs, without their last axis if that has length 1.
 
         Raises:
-            InputError: The records do not have as many values as those of the data set, or the model or its data
-                cannot be loaded.
+            InputError: The records do not have as many values as those of the data set, the model predicts
+                nothing, such as column moments, or it or its data cannot be loaded.
         """
         inputs, task = ModelInputs.from_cell(self._resolve_cell()), load_public_task(self._resolve_cell())
         # Several labels of a test record lie behind its features.

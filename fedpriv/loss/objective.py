@@ -530,7 +530,7 @@ def make_bfloat16_view(objective: Objective, records: Records) -> Bfloat16View:
 
     Args:
         objective: Objective of the run.
-        records: Records of the run, to look for integers that bfloat16 cannot represent.
+        records: Records of the run, all searched for integers that bfloat16 may round.  The first is the trial's.
 
     Raises:
         InputError: A column has integers that may be rounded to others, or the model cannot compute in bfloat16.

@@ -1,10 +1,10 @@
 """Scores of a model beyond loss and accuracy.
 
-* `SCORES` has pure functions of outputs and labels, for many models at once.  Outputs are (..., n, classes) for a
-  classification, (..., n, 1) for two classes by one logit or for a regression, and (..., n, bins) for survival.
-  Labels are (n,), and a score is (...).
-* `ScoreView` is an objective whose evaluation has the scores that a scenario names, of all test records and silo
-  by silo.
+* `SCORES` has a row for each score, with a pure function of outputs and labels, for many models at once.  Outputs
+  are (..., n, classes) for a classification, (..., n, 1) for two classes by one logit or for a regression, and
+  (..., n, bins) for survival.  Labels are (n,), and a score is (...).
+* `ScoreView` is an objective whose evaluation has the scores that a scenario names, of all test records and, if
+  silos are given, silo by silo as well.
 * `SummedScores` is an objective whose increments, the contributions of records to a sum, are scores of test
   records, for test records that a silo does not share.  Record b contributes
 
@@ -214,8 +214,7 @@ LOWER_IS_BETTER = frozenset({"test_loss", "test_mae", "test_calibration_error", 
 class ScoreView(EvaluationView):
     """`base` whose evaluations have the metric test_NAME for each NAME in `scores`.
 
-    With `silos`, metrics are also evaluated at each silo whose records define them, with the mean and the worst
-    over silos.
+    With `silos`, metrics are also evaluated at each silo, with the mean and the worst over silos.
     """
 
     scores: tuple[Score, ...]
@@ -229,8 +228,8 @@ class ScoreView(EvaluationView):
         """Evaluate on all records, and with `silos` on the records of each silo as well.
 
         For each metric NAME of the silos there are then NAME_at_SILO, NAME_mean_of_silos, and NAME_worst_silo: the
-        largest of the silos' values for `LOWER_IS_BETTER`, else the smallest.  A silo whose test records do not
-        define a score is left out, and NAME_silos is then the number of the others.
+        largest of the silos' values for `LOWER_IS_BETTER`, else the smallest.  A silo for whose labels
+        `why_undefined` of the score has a reason is left out, and NAME_silos is then the number of the others.
 
         Args:
             point: Models, (..., d).

@@ -160,15 +160,16 @@ class IntegerSteps:
         return torch.from_numpy(noisy), next_state._replace(accumulator=as_tensors(accumulator))
 
     def release(self, state: RoundState, t: int, noisy: Tensor, party: int) -> tuple[Tensor, RoundState]:
-        """Return the party's release, float64 (d,) or the integers y_t unchanged, and the next state.
+        """Return the party's release, float64 (d,) or `noisy` unchanged, and the next state.
 
         A party that releases running sums returns unit / batch size · (B y)_t, with the unit of the lattice and
         the public batch size of the silo, or the sum of all of them for the server.
 
         Args:
-            state: State after `add_noise`.
+            state: State after `add_noise`, or after the release before if known integers are released again.  Only
+                its mechanism state is read.
             t: Number of the round.
-            noisy: y_t, int64, of the round's shape or flat.
+            noisy: y_t, or s_t of a party that adds no noise, int64, of the round's shape or flat.
             party: Silo number or `SERVER`.
         """
         if not self._releases_sums(party):

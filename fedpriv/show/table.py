@@ -292,10 +292,10 @@ def _render_csv(results: Results) -> str:
 
 
 def _render_latex(results: Results, table: TextTable, number: int = 0) -> str:
-    """Render a table as a LaTeX float, with its caption, its label, and a spanner of the column axis.
+    """Render a table as a LaTeX float, with its caption and its label.
 
-    A spanner is a heading above all columns of figures.  If algorithms or trust settings are swept, header and
-    body have their titles in place of their names.
+    A table with a column axis has a spanner of its name, a heading above all columns of figures.  If algorithms or
+    trust settings are swept, header and body have their titles in place of their names.
 
     Args:
         results: Results of the run.
@@ -317,7 +317,8 @@ def _render_latex(results: Results, table: TextTable, number: int = 0) -> str:
         if key in results.axes
     }
     rows = [[titles.get(text, text) for text in row] for row in [table.header, *table.body]]
-    header, *body = [" & ".join(map(_escape_latex, row)) + r" \\" for row in rows]
+    # A bracket at the start of a row would be an argument of the command before.
+    header, *body = ["{}" * row[0].startswith("[") + " & ".join(map(_escape_latex, row)) + r" \\" for row in rows]
     caption = " ".join(text.rstrip(".") + "." for text in sentences if text)
     label = re.sub(r"[^A-Za-z0-9]+", "-", results.name).strip("-") + (f"-{number + 1}" if number else "")
     column_count = len(table.header)

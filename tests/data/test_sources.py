@@ -138,11 +138,26 @@ def damaged_package() -> bytes:
         return package()
 
 
+def linked_package() -> bytes:
+    """A package whose first file is a link to itself."""
+
+    def add_link(archive: tarfile.TarFile, member: tarfile.TarInfo, _: io.BytesIO) -> None:
+        member.type, member.linkname, member.size = tarfile.SYMTYPE, Path(member.name).name, 0
+        archive.members.append(member)
+        header = member.tobuf(archive.format, archive.encoding or "utf-8", archive.errors or "strict")
+        assert archive.fileobj is not None
+        archive.fileobj.write(header)
+
+    with patch("tarfile.TarFile.addfile", add_link):
+        return package()
+
+
 @pytest.mark.parametrize(
     "content",
     [
         b"",
         b"not a package",
+        linked_package(),
         damaged_package(),
         package()[:400] + bytes(50) + package()[450:],
         package(name="other.tar"),

@@ -270,6 +270,13 @@ def test_latex_escapes_text() -> None:
     assert r"some\_key & silos & rounds" in text
 
 
+def test_a_latex_row_that_begins_with_a_bracket_is_no_argument() -> None:
+    text = render_tables(results_of({"model.shape": [[64, 32], [8]]}), "latex")
+    rows = [line for line in text.splitlines() if "[64" in line or "[8" in line]
+    assert rows
+    assert all(row.startswith("{}[") for row in rows)
+
+
 def test_a_table_has_one_privacy_line_for_private_and_one_for_noise_free_cells() -> None:
     def facts(point: Mapping[str, Any]) -> dict[str, Any]:
         return {} if point["privacy.mode"] == "gaussian" else {"mu": None, "epsilon": None, "noise": "none"}

@@ -305,7 +305,7 @@ def _check_roles(table: RawTable, roles: Mapping[str, str | None]) -> None:
     for role, name in roles.items():
         if name is None:
             continue
-        cells = table.column(name)  # refuses a column that is not there
+        cells = table.column(name)  # refuses a column that is not there or cannot be read
         if name in role_of:
             raise InputError(
                 f"{table.source}, column {name!r}: is named as {role_of[name]} and as {role}; it can have one role"

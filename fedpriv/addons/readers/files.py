@@ -1,6 +1,7 @@
-"""Convert files of tables to .csv text with commas in UTF-8, which the core reads.
+"""Convert files of tables to .csv text with commas, which the core reads.
 
-The files are compressed texts, spreadsheets, texts in UTF-16, and texts with other separators or marks in numbers.
+Texts that are converted are in UTF-8, and a compressed text that needs no conversion keeps its encoding.  The
+files are compressed texts, spreadsheets, texts in UTF-16, and texts with other separators or marks in numbers.
 """
 
 import codecs

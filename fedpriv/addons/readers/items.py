@@ -1,8 +1,8 @@
 """Items of torch Datasets, DataLoaders, Hugging Face data sets and lists, as arrays.
 
-An item is a pair (record, label), a longer tuple or list, or a dictionary.  `fields` names the parts of an item
-that are record and label.  Without `fields`, a dictionary of two entries has its label under a usual name
-(`_LABEL_NAMES`) if one of the two names is usual, or else last.
+An item is a pair (record, label), a longer tuple or list, or a dictionary.  That of a DataLoader has a batch.
+`fields` names the parts of an item that are record and label.  Without `fields`, a dictionary of two entries has
+its label under a usual name (`_LABEL_NAMES`) if one of the two names is usual, or else last.
 """
 
 from collections.abc import Iterable, Mapping, Sequence, Sized
@@ -75,14 +75,14 @@ def _iterate_items(data: Any, source: str) -> Iterable[Any]:
 
     Raises:
         InputError: The data are a dictionary, a DataFrame, one array, text, bytes, a tuple or list with arrays, or
-            neither iterable nor indexed with a length.
+            have neither `__iter__` nor both `__len__` and `__getitem__`.
     """
     if isinstance(data, Mapping) and all(hasattr(part, "__len__") for part in data.values()):
         names = sanitize_line(", ".join(map(repr, data)), 200)
         raise InputError(f"{source}: is a dictionary of {names}; give one data set of it, or (records, labels)")
     if is_data_frame(data):
         raise InputError(f"{source}: is a DataFrame; give (frame[columns], frame[target]) of it")
-    is_one_array = isinstance(data, np.ndarray | Tensor | str | bytes | Mapping)
+    is_one_array = isinstance(data, np.ndarray | Tensor | str | bytes | bytearray | Mapping)
     is_tuple_of_arrays = isinstance(data, tuple | list) and any(
         isinstance(part, np.ndarray | Tensor) for part in data
     )

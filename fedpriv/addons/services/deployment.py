@@ -4,8 +4,8 @@ An engine computes cells, which are single runs of a scenario, and yields their 
 SuperNode and a guard for each silo.  The guard is the process with the silo's records (its shard), which answers
 queries within a policy and accounts for its replies in a ledger.
 
-Without an address, SuperLink, SuperNodes and guards are started as processes of this machine.  With an address,
-the app is submitted to a SuperLink whose silos other people run.
+Without an address, a deployment starts SuperLink, SuperNodes and guards as processes of this machine, and `ray`
+starts a SuperLink alone.  With an address, the app is submitted to a SuperLink whose silos other people run.
 
 A token in the run's folder identifies a run of a deployment, because Flower gives a resubmitted run another
 number.  The journal is the server's store of releases, from which an interrupted run continues under the same
@@ -179,10 +179,11 @@ def start_superlink(home: Path, options: Sequence[str], port: int | None = None,
         home: Folder of the SuperLink's socket and log.
         options: Options of the command.
         port: Port of 127.0.0.1 for SuperNodes, or None for a simulation.
-        variables: Environment variables of the process.
+        variables: Further environment variables of the process.
 
     Raises:
-        RunError: The SuperLink ends, does not answer within about a minute, or is not installed.
+        RunError: The SuperLink ends, does not answer within a minute and the time of one request, or is not
+            installed.
     """
     socket = home / "control.sock"
     command = [script_path("fedpriv"), "superlink", "--control", str(socket), *options]

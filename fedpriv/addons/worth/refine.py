@@ -1,10 +1,11 @@
 """`fedpriv silo refine`: a silo's comparison of its local model, the released one and a personal one.
 
 The comparison is neither a guard nor a client.  It is a process of the silo's administrator that opens no socket.
-It reads the silo's records and a published model, prints to its own terminal, and writes the personal model only
-into a folder that no other user can read.  A personal model is a local one that is pulled towards the published
-model, with a weight λ that is chosen by fits from which some training records are held out.  The results are
-functions of the silo's records without noise, so no run's guarantee holds against a person who sees them.
+It reads the silo's records and, but for `--alone`, a published model, prints to its own terminal, and writes the
+personal model only into a folder that no other user can read.  A personal model is a local one that is pulled
+towards the published model, with a weight λ that is chosen by fits from which some training records are held out,
+and is 0 for one unit alone.  The results are functions of the silo's records without noise, so no run's guarantee
+holds against a person who sees them.
 """
 
 import dataclasses

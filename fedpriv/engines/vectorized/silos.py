@@ -307,9 +307,9 @@ class ReplicateAbsences:
 def absence_corrections(group: Replicates, absences: ReplicateAbsences) -> Iterator[Tensor]:
     """Yield for rounds 1 … T the correction of the mean of all silos' noise, (replicates, d).
 
-    The mean is computed as if no silo were absent.  An absent silo counts with its last release, decayed, and so
-    with the noise of that release.  With n_{i,t} the noise of silo i in round t, weighted as in the mean, and
-    c_{i,t} the noise that should count in its place,
+    The noise of the mean is drawn as if no silo were absent.  An absent silo counts with its last release,
+    decayed, and so with the noise of that release.  With n_{i,t} the noise of silo i in round t, weighted as in
+    the mean, and c_{i,t} the noise that should count in its place,
 
         correction_t = Σ_i (c_{i,t} - n_{i,t}),  c_{i,t} = n_{i,t} if silo i is present, else decay_t · c_{i,t-1}
 

@@ -130,8 +130,8 @@ class Front:
 
         Args:
             app: App of the SuperLink.
-            long_polling: Whether to handle all events of the module's table, instead of announcements of replies
-                only.
+            long_polling: Whether to handle all events of the module's table.  Without it only replies in another
+                node's name are refused.
         """
         self.app = app
         self._waiting_events: defaultdict[int, set[asyncio.Event]] = defaultdict(set)
@@ -145,7 +145,7 @@ class Front:
             (SERVER_PUSH_MESSAGES, self._on_server_push),
             (SERVER_PUSH_OBJECT, self._on_object_push),
         ]
-        # Only the first handler checks senders.
+        # Only the first handler refuses senders; the others save time.
         self._handlers = {route.path: (route, handle) for route, handle in handlers[: None if long_polling else 1]}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

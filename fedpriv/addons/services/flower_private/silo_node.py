@@ -237,7 +237,7 @@ class SiloNode:
             start = time.monotonic()
             answer = self._fleet.ask(PULL_MESSAGES, node=self._node_field)
             if not answer.messages_list:
-                # A SuperLink with long polling has waited already; one without it is asked less and less often.
+                # A SuperLink with long polling has waited already; one that answers at once is asked less often.
                 wait = 0.05 if time.monotonic() - start > _MIN_HOLD_SECONDS else min(2.0 * wait, _MAX_WAIT_SECONDS)
                 time.sleep(wait)
                 continue
