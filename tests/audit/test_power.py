@@ -125,7 +125,7 @@ def test_the_stated_power_is_that_of_a_run_without_noise(
         assert stated.mean() < 0.42
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("variant", "epochs"),
     [*((variant, 1) for variant in ACCEPTED), *((name, 3) for name in ("local-dp-sgd", "dp-ftrl", "dp-mu2-fl"))],
