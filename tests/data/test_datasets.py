@@ -319,7 +319,7 @@ def test_an_added_data_set_with_the_schema_of_a_table_is_refused(
     add_data("mine", lambda: (pair, pair))
     assert load("mine").class_count == 3
     for load_any in (load, load_held_out):
-        with pytest.raises(InputError, match=r"data\.table: is for a \.csv .* 'mine' is none"):
+        with pytest.raises(InputError, match=r"data\.table: is for a table, .* 'mine' is none"):
             load_any("mine", table=VISITS_SCHEMA)
 
 
