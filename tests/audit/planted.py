@@ -15,6 +15,7 @@ from fedpriv.loss.objective import Batch, Query
 from fedpriv.noise.integers.gaussian import KeyedDiscreteGaussian
 from fedpriv.noise.integers.plan import ExactPlan
 from fedpriv.participation.orders import FixedOrder
+from fedpriv.plan import plan as planning
 from fedpriv.rounds import integers
 
 Plant = Callable[[pytest.MonkeyPatch], None]
@@ -76,6 +77,8 @@ def no_check_in_integers(patch: pytest.MonkeyPatch) -> None:
 
 
 def read_twice(patch: pytest.MonkeyPatch) -> None:
+    for name in ("_plan_float_rounds", "max_running_sum"):  # what they keep is of the order as it is
+        patch.setattr(planning, name, getattr(planning, name).__wrapped__)
     patch.setattr(FixedOrder, "batches", lambda _, t: range(max(0, t - 2), max(1, t - 1)))
 
 
