@@ -58,9 +58,9 @@ def no_clip(patch: pytest.MonkeyPatch) -> None:
 def no_check_in_integers(patch: pytest.MonkeyPatch) -> None:
     """Increments are clipped by the norm at the first point: a query that drives it to zero leaves the other."""
 
-    def unchecked(increments: Any, norm: int, factor: float, out: Any = None) -> Any:
-        values = np.trunc(np.nan_to_num(np.clip(increments * factor, -(2.0**50), 2.0**50)))
-        return values, np.ones(len(values), np.bool_)
+    def unchecked(total: Any, increment: Any, norm: int, factor: float, counts: bool) -> None:
+        values = np.trunc(np.nan_to_num(np.clip(increment * factor, -(2.0**50), 2.0**50)))
+        np.add(total, counts * values.astype(np.int64), out=total)
 
     def careless(self: SoftmaxRegression, query: Query, batch: Batch, places: Tensor, clip: float) -> Tensor:
         features = batch.records.features.double()
@@ -72,7 +72,7 @@ def no_check_in_integers(patch: pytest.MonkeyPatch) -> None:
         return (residual.unsqueeze(-1) * features.unsqueeze(-2)).flatten(-2)
 
     patch.setattr("fedpriv.noise.integers.increments.suits_rank_one", lambda *_: False)  # increments are formed
-    patch.setattr("fedpriv.noise.integers.increments._truncate_rows", unchecked)
+    patch.setattr("fedpriv.noise.integers.increments.add_truncated", unchecked)
     patch.setattr(SoftmaxRegression, "per_record", careless)
 
 
