@@ -263,11 +263,14 @@ def _convolve(first: Sums, second: Sums) -> Sums:
 
     size = first.shape[1]
     length = fft.next_fast_len(2 * size, real=True)
-    transforms = [fft.rfft(masses, length) for masses in (first, _finer_masses(first))]
-    others = (
-        transforms if second is first else [fft.rfft(masses, length) for masses in (second, _finer_masses(second))]
+    # Of each distribution the masses of its rows, and those of all finer rows.
+    first_row, first_finer = (fft.rfft(masses, length) for masses in (first, _finer_masses(first)))
+    second_row, second_finer = (
+        (first_row, first_finer)
+        if second is first
+        else (fft.rfft(masses, length) for masses in (second, _finer_masses(second)))
     )
-    products = transforms[0] * (others[0] + others[1]) + transforms[1] * others[0]
+    products = first_row * (second_row + second_finer) + first_finer * second_row
     sums = np.maximum(fft.irfft(products, length)[:, : 2 * size], 0.0)
     result: Sums = sums[:, size // 2 : 3 * size // 2].copy()
     sums[:, size // 2 : 3 * size // 2] = 0.0
@@ -363,13 +366,13 @@ class AllocatedGaussian(Sampled):
         relation_named(self.relation)
         refuse(
             {
-                f"bins = {self.bins}: a unit draws among 1 to {_MAX_BINS:,} rounds of an epoch": not 1
-                <= self.bins
-                <= _MAX_BINS,
+                f"bins = {self.bins}: a unit draws among 1 to {_MAX_BINS:,} rounds of an epoch": (
+                    not 1 <= self.bins <= _MAX_BINS
+                ),
                 f"epochs = {self.epochs}: there are 1 to {_MAX_EPOCHS:,}": not 1 <= self.epochs <= _MAX_EPOCHS,
-                f"common = {self.common_share}: a share of 0 or more and below 1": not 0.0
-                <= self.common_share
-                < 1.0,
+                f"common = {self.common_share}: a share of 0 or more and below 1": (
+                    not 0.0 <= self.common_share < 1.0
+                ),
             }
         )
         # A bound of the overlaps has a chain for every epoch, with a variance for every round of it.

@@ -268,7 +268,7 @@ def lower_hull(epsilons: Floats, bounds: Floats) -> tuple[Floats, Floats]:
     plus the 1/γ-th part of that at γ.  So the chord from 1/γ to γ bounds it at ε = 0.
 
     Args:
-        epsilons: ε ≥ 0, ascending, (n,).
+        epsilons: ε, ascending from 0, (n,).
         bounds: Upper bounds of the hockey stick at `epsilons`, (n,).
 
     Returns:

@@ -252,9 +252,10 @@ def _find_response(
 
 
 def _parse_algorithm_settings(row: "Algorithm", assignments: list[str]) -> "NoiseSettings":
-    """Parse the algorithm's own keys, with 1 as the default of `SCALE_SETTINGS`, and as the clip.
+    """Parse the algorithm's own keys, with 1 as the default of `SCALE_SETTINGS`.
 
-    A clip that grows counts as its bound in all rounds, so that the noise is enough for every loss.
+    The command refuses the key `clip`.  So a clip that grows counts as its bound in all rounds, and the noise is
+    enough for every loss.
 
     Raises:
         InputError: Noise cannot be fitted to the algorithm, or a key is refused.
@@ -267,7 +268,7 @@ def _parse_algorithm_settings(row: "Algorithm", assignments: list[str]) -> "Nois
         )
     return parse_settings(
         row.settings, assignments, {key: 1.0 for key in SCALE_SETTINGS if key in row.settings.model_fields}
-    ).model_copy(update={key: 1.0 for key in ("clip",) if key in row.settings.model_fields})
+    )
 
 
 def _comparison_lines(

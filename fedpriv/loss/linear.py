@@ -194,7 +194,7 @@ class LinearObjective(Deterministic, ABC):
         return self._scores(point, features).mT
 
     def _scores(self, point: Tensor, features: Tensor) -> Tensor:
-        """Scores, (..., outputs, B), here of one output."""
+        """Scores, (..., outputs, B), here of one output, for features (..., B, f)."""
         return (features @ point.unsqueeze(-1)).mT
 
     def _output_gradient(self, point: Tensor, records: Records) -> Tensor:
@@ -495,8 +495,8 @@ def compute_per_block(records: Records, name: Hashable, compute: Callable[[Recor
     Args:
         records: Records of one round.
         name: Name of the computation, unique among those of a block.
-        compute: Function from records to one number or vector for each record.  The records are those of one
-            round, or of all rounds of a block, (rounds, B, …).
+        compute: Function from records to numbers of them, with the axes before that of records first.  The
+            records are those of one round, or of all rounds of a block, (rounds, B, …).
 
     Returns:
         The result of `compute` for the round.  For records in a block it has no axis of replicates.
@@ -589,13 +589,17 @@ class SoftmaxRegression(LinearObjective):
         )
 
     def _scores(self, point: Tensor, features: Tensor) -> Tensor:
-        return point.view(*point.shape[:-1], self.classes, self.features) @ features.mT
+        return self._scores_of_columns(point, features.mT)
+
+    def _scores_of_columns(self, point: Tensor, columns: Tensor) -> Tensor:
+        """Scores, (..., classes, B), for features as columns, (..., f, B)."""
+        return point.view(*point.shape[:-1], self.classes, self.features) @ columns
 
     def _combined_gradients(self, query: Query, records: Records) -> Tensor:
         """Combination Σ_k coefficients[k] (softmax(scores at points[k]) - onehot), (..., classes, B)."""
         columns = compute_per_block(records, "columns", lambda block_records: block_records.features.mT)
         # Records that replicates share take one product.
-        scores = [point.view(*point.shape[:-1], self.classes, self.features) @ columns for point in query.points]
+        scores = [self._scores_of_columns(point, columns) for point in query.points]
         return _combined_residuals(scores, query.coefficients, records)
 
     def _compute_clipping(

@@ -563,13 +563,16 @@ class LossChoice:
             {
                 f"loss = {self.name!r}: accepted are {', '.join(map(repr, LOSSES))}, or a function of one "
                 "record's output and label": self.function is None and self.name not in LOSSES,
-                "label_smoothing: goes with the loss 'cross-entropy' only": self.label_smoothing
-                and (self.function is not None or self.name != "cross-entropy"),
-                f"label_smoothing = {self.label_smoothing}: expected 0 or more, and less than 1": not 0.0
-                <= self.label_smoothing
-                < 1.0,
-                "class_weights: go with the losses 'cross-entropy' and 'binary' only": self.class_weights
-                and (self.function is not None or self.name not in ("cross-entropy", "binary")),
+                "label_smoothing: goes with the loss 'cross-entropy' only": (
+                    self.label_smoothing and (self.function is not None or self.name != "cross-entropy")
+                ),
+                f"label_smoothing = {self.label_smoothing}: expected 0 or more, and less than 1": (
+                    not 0.0 <= self.label_smoothing < 1.0
+                ),
+                "class_weights: go with the losses 'cross-entropy' and 'binary' only": (
+                    self.class_weights
+                    and (self.function is not None or self.name not in ("cross-entropy", "binary"))
+                ),
                 f"class_weights = {list(self.class_weights)}: expected finite numbers, 0 or more": not all(
                     0.0 <= weight < math.inf for weight in self.class_weights
                 ),

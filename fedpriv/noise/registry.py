@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 import numpy as np
 from pydantic import ConfigDict, Field, PlainSerializer, WrapValidator
 
-from fedpriv.core.errors import InputError
+from fedpriv.core.errors import InputError, refuse
 from fedpriv.core.extensions import load_extensions, note_table_change
 from fedpriv.core.figures import format_lower, format_upper
 from fedpriv.noise.buffered import BufferedOptions, BufferedToeplitz, LambdaCgd
@@ -76,15 +76,18 @@ def check_mechanism_claims(mechanism: Mechanism, workload: Workload) -> None:
     from scipy.linalg import solve_triangular  # the command line starts without it
 
     name = f"mechanism {mechanism.name!r}"
-    if getattr(workload.schedule, "secret", False):
-        raise InputError(f"{name}: secret participation is accounted for with fedpriv's own mechanisms only")
-    if mechanism.movement is not None or mechanism.assumption is not None:
-        raise InputError(f"{name}: a mechanism of one's own promises its privacy for any queries and any loss")
-    if workload.rounds > MAX_ROUNDS:
-        raise InputError(
-            f"{name}: what a mechanism of one's own costs is measured, "
-            f"for at most {MAX_ROUNDS} rounds; here are {workload.rounds}"
-        )
+    refuse(
+        {
+            f"{name}: secret participation is accounted for with fedpriv's own mechanisms only": (
+                getattr(workload.schedule, "secret", False)
+            ),
+            f"{name}: a mechanism of one's own promises its privacy for any queries and any loss": (
+                mechanism.movement is not None or mechanism.assumption is not None
+            ),
+            f"{name}: what a mechanism of one's own costs is measured, for at most {MAX_ROUNDS} rounds; here are "
+            f"{workload.rounds}": workload.rounds > MAX_ROUNDS,
+        }
+    )
     rows, state_length = _noise_matrix(cast(Any, mechanism), workload.rounds)
     diagonal = np.diag(rows)
     if np.any(np.triu(rows, 1)) or not np.all(diagonal > 0.0):

@@ -159,6 +159,16 @@ class Settings(BaseModel):
         """
         return None
 
+    def keys_at_rest(self, distance: float) -> dict[str, Any]:
+        """Return keys with values under which gradients of one query are taken within `distance` of it.
+
+        An audit needs them, since its canaries reach the clip only at queries where the model is undecided.
+
+        Args:
+            distance: Distance of models, below 1.
+        """
+        return {}
+
 
 @dataclass(frozen=True)
 class Problem:

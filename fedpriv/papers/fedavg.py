@@ -205,6 +205,10 @@ class LocalSettings(Settings):
         description="K: steps of every silo between two averages; federation.rounds counts steps, each a release"
     )
 
+    def keys_at_rest(self, distance: float) -> dict[str, Any]:
+        """Return a step by which noise of norm clip / `distance` moves a silo by `distance`."""
+        return {"step": distance**2 / self.clip}
+
 
 def _check_whole_averages(settings: LocalSettings, declared: FixedOrder) -> FixedOrder:
     """Return the declared order.

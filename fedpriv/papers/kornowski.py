@@ -34,7 +34,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -230,6 +230,10 @@ class GoldsteinSettings(Settings):
     shared_directions: bool = Field(
         True, description="both gradients of a difference along the same directions; false is the paper's choice"
     )
+
+    def keys_at_rest(self, distance: float) -> dict[str, Any]:
+        """Return a radius `distance` of the smoothing, with the largest step in proportion."""
+        return {"smoothing": distance, "radius": self.radius * distance / self.smoothing}
 
     @property
     def window_rounds(self) -> int:

@@ -28,7 +28,7 @@ import torch
 
 from fedpriv.accounting.budget import ApproximateGDP, LifetimeBudget, Price, compose_charges, price_at_distance
 from fedpriv.accounting.gaussian import relation_named
-from fedpriv.core.errors import CodeError, FedprivError, InputError, RunError, sanitize_line
+from fedpriv.core.errors import CodeError, FedprivError, InputError, RunError, refuse, sanitize_line
 from fedpriv.core.extensions import ADD_ON_PARTS, is_add_on_part_loaded, load_add_on_part
 from fedpriv.core.figures import format_lower
 from fedpriv.core.limits import format_mebibytes
@@ -407,12 +407,17 @@ class Admission:
             InputError: If the number is too large, or is NaN.
         """
         # `not` with `<=` refuses NaN, too.
-        if not abs(number) <= _MAX_NUMBER:
-            raise InputError(f"{name} = {number:g}: no number of a scenario is that large")
-        if section == "privacy" and not number <= _MAX_PRIVACY:
-            raise InputError(f"{name} = {number:g}: protects nothing")
-        if section == "algorithm" and isinstance(number, int) and number > max(2**12, self.policy.allow.rounds):
-            raise InputError(f"{name} = {number}: more than any run that is allowed needs")
+        refuse(
+            {
+                f"{name} = {number:g}: no number of a scenario is that large": not abs(number) <= _MAX_NUMBER,
+                f"{name} = {number:g}: protects nothing": section == "privacy" and not number <= _MAX_PRIVACY,
+                f"{name} = {number}: more than any run that is allowed needs": (
+                    section == "algorithm"
+                    and isinstance(number, int)
+                    and number > max(2**12, self.policy.allow.rounds)
+                ),
+            }
+        )
 
     def _plan_run(self, cell: Cell, objective: Objective) -> tuple[Cell, Plan]:
         """Plan the run that the scenario describes, and return the cell to be priced with its plan.

@@ -24,7 +24,7 @@ from fedpriv.addons.audit.canaries import (
 )
 from fedpriv.addons.audit.families import AuditRefutedError
 from fedpriv.addons.audit.statistics import find_noise_factor, heaviest_round, matched_filter
-from fedpriv.addons.audit.transcripts import check_units, public_run_size
+from fedpriv.addons.audit.transcripts import check_canary_units, public_run_size
 from fedpriv.core.errors import InputError
 from fedpriv.core.random import derive_key
 from fedpriv.loss.objective import Batch, Query, Records
@@ -271,6 +271,6 @@ def test_clients_that_canaries_cannot_represent_are_refused_in_one_line(
 def test_a_refused_local_step_names_a_step_that_is_accepted() -> None:
     """At clip 0.5 the limit is 0.00070711, and 0.000707 was advised, which is refused."""
     with pytest.raises(InputError) as refused:
-        check_units(client_cell(algorithm__local_step=1e-5))
+        check_canary_units(client_cell(algorithm__local_step=1e-5))
     advised = float(str(refused.value).partition("local_step=")[2].split()[0])
-    check_units(client_cell(algorithm__local_step=advised))
+    check_canary_units(client_cell(algorithm__local_step=advised))

@@ -46,7 +46,7 @@ from fedpriv.addons.audit.families import (
     run_seed,
 )
 from fedpriv.addons.audit.statistics import ClaimedCurve
-from fedpriv.addons.audit.transcripts import check_units
+from fedpriv.addons.audit.transcripts import check_canary_units
 from fedpriv.addons.statistics.indicators import STATISTICS
 from fedpriv.core.errors import refuse
 from fedpriv.core.replicates import limit_to_one_thread
@@ -256,7 +256,7 @@ def _check_options(cell: Cell, claimed_mu: float, trials: int, confidence: float
             f"seed = {seed}: expected a whole number of at least 0": seed < 0,
         }
     )
-    check_units(cell)
+    check_canary_units(cell)
     if not cell.schedule.secret:
         rows_by_round(cell)  # refuses a public order that is not fixed
 

@@ -32,8 +32,6 @@ from fedpriv.data.partition import group_consecutive
 from fedpriv.loss.objective import Objective, Records
 from fedpriv.noise.trust import CLIENT, RECORD, Unit
 from fedpriv.papers.base import Settings
-from fedpriv.papers.fedavg import LocalSettings
-from fedpriv.papers.kornowski import GoldsteinSettings
 from fedpriv.participation.orders import FixedOrder
 from fedpriv.plan.plan import Plan
 from fedpriv.plan.task import DTYPES, ModelInputs, group_records
@@ -244,21 +242,19 @@ def find_audit_clip(settings: Settings) -> float:
 def _audit_settings(settings: Settings, rounds: int) -> dict[str, Any]:
     """Return the keys of an algorithm that differ in an audit, with their values there.
 
-    Canaries reach the clip only at queries where the model is undecided.  So a smoothed loss is smoothed over a
-    tiny ball, with the largest step in proportion, and a silo's own steps between two averages are tiny.
+    Canaries reach the clip only at queries where the model is undecided.  So smoothing and silos' own steps are
+    tiny (`Settings.keys_at_rest`).
 
     Args:
         settings: Keys of the algorithm.
         rounds: Number of rounds of the audit.
     """
-    keys: dict[str, Any] = {"clip": find_audit_clip(settings)} if hasattr(settings, "clip") else {}
-    if sizes := getattr(settings, "noise_sizes", ()):
-        keys["noise_sizes"] = sizes[:rounds]
-    if isinstance(settings, GoldsteinSettings):
-        keys |= {"smoothing": _TINY_MOVE, "radius": settings.radius * _TINY_MOVE / settings.smoothing}
-    if isinstance(settings, LocalSettings):
-        keys["step"] = _TINY_MOVE**2 / settings.clip
-    return keys
+    sizes = getattr(settings, "noise_sizes", ())
+    return {
+        **({"clip": find_audit_clip(settings)} if hasattr(settings, "clip") else {}),
+        **({"noise_sizes": sizes[:rounds]} if sizes else {}),
+        **settings.keys_at_rest(_TINY_MOVE),
+    }
 
 
 def make_canary_objective(cell: Cell, features: int) -> Objective:

@@ -81,16 +81,16 @@ def public_run_size(cell: Cell, max_rounds: int) -> tuple[int, int]:
     return passes * min(rounds_per_pass, max_rounds // passes), passes
 
 
-def check_units(cell: Cell) -> None:
+def check_canary_units(cell: Cell) -> None:
     """Check that canaries can represent the units of protection of a cell, and refuse other cells.
 
-    Refused are local steps so short that the first local step of a canary, from the model 0, is less than 10 clips
-    long.  A canary's update has to reach the clip, since the tests assume an update of that norm.  Of cells whose
-    units are clients, these are refused, too:
+    Refused are cells with one of these properties:
 
-    * no pool of clients, as guards of silos have no clients,
-    * cohorts that are drawn, because the tests need cohorts in turn,
-    * a clip that follows a quantile, because it is a coordinate of its own in releases.
+    * clients as units without a pool of clients, as guards of silos have no clients,
+    * rounds that are drawn for each unit and public, because the tests need cohorts in turn,
+    * a clip that follows a quantile, because it is a coordinate of its own in releases,
+    * local steps so short that the first local step of a canary, from the model 0, is less than 10 clips long.
+      A canary's update has to reach the clip, since the tests assume an update of that norm.
 
     Raises:
         InputError: With the first reason, in one line.

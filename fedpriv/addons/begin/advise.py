@@ -385,8 +385,8 @@ def _choose_numbers(facts: Facts) -> _AdvisedNumbers:
     if facts.parameters is not None:
         rounds = _network_rounds(facts)
         width_factor = min(1.0, (NETWORK_WIDTH / facts.parameters) ** WIDTH_POWER)
-        longest = RECURRENT_STEP if facts.recurrent else NETWORK_STEP
-        step = longest * math.sqrt(NETWORK_ROUNDS / rounds) * width_factor
+        base_step = RECURRENT_STEP if facts.recurrent else NETWORK_STEP
+        step = base_step * math.sqrt(NETWORK_ROUNDS / rounds) * width_factor
         return _AdvisedNumbers(q, rounds, NETWORK_CLIP, step, NETWORK_CLIP)
     if facts.classes:
         target_travel, max_turn = (

@@ -171,30 +171,35 @@ FunctionT = TypeVar("FunctionT", bound=Callable[..., object])
 
 
 @cache
-def compile_function(function: FunctionT) -> FunctionT | None:
+def compile_function(function: FunctionT, *fast_flags: str) -> FunctionT | None:
     """Return a function that numba compiles at its first call, or None if numba cannot be imported.
 
-    The compiled code is cached on disk where a folder for it is writable.  Additions keep their order, but for
-    those of `sum_truncated_squares`.
+    The compiled code is cached on disk where a folder for it is writable.
+
+    Args:
+        function: Function of numbers and arrays.
+        fast_flags: LLVM's fast-math flags, such as "reassoc", which lets additions change their order.  Without
+            flags arithmetic is that of IEEE 754, in the order of the code.
     """
     try:
         import numba
     except ImportError:
         return None
-    flags: set[str] | bool = {"reassoc"} if function is sum_truncated_squares else False
     try:
-        return cast(FunctionT, numba.njit(function, cache=True, nogil=True, fastmath=flags))
+        return cast(FunctionT, numba.njit(function, cache=True, nogil=True, fastmath=set(fast_flags)))
     except RuntimeError:  # no folder is writable
-        return cast(FunctionT, numba.njit(function, nogil=True, fastmath=flags))
+        return cast(FunctionT, numba.njit(function, nogil=True, fastmath=set(fast_flags)))
 
 
 MIN_COMPILED_VALUES = 1 << 12
 """Fewest values for which compiled code is worth its import."""
 
 
-def compiled_or(function: FunctionT, plain: Callable[..., Any], size: int) -> FunctionT | Callable[..., Any]:
-    """Return `function` compiled, or `plain` for less than 4,096 values or without numba."""
-    return (size >= MIN_COMPILED_VALUES and compile_function(function)) or plain
+def compiled_or(
+    function: FunctionT, plain: Callable[..., Any], size: int, *fast_flags: str
+) -> FunctionT | Callable[..., Any]:
+    """Return `function` compiled with these flags, or `plain` for less than 4,096 values or without numba."""
+    return (size >= MIN_COMPILED_VALUES and compile_function(function, *fast_flags)) or plain
 
 
 def set_counters(counters: UnsignedInts, places: Ints, first: int) -> None:

@@ -95,7 +95,7 @@ def add_truncated(total: Ints, increment: Floats, norm: int, factor: float, coun
         (scale,) = row_scales(np.sqrt(squared_norms(values)), exponent, norm, factor).tolist()
         # A sum up to the bound proves a norm of at most K.  Any order of additions gives the same decision, since
         # the scale leaves room for the errors of both sums.
-        sum_squares = compiled_or(sum_truncated_squares, _sum_truncated_squares, size)
+        sum_squares = compiled_or(sum_truncated_squares, _sum_truncated_squares, size, "reassoc")
         square = sum(sum_squares(values[0, start : start + _BLOCK], scale) for start in range(0, size, _BLOCK))
         # Zeros take as long to add as other integers.
         added_scale = scale if square <= max_squared_norm(norm) and counts else 0.0

@@ -56,7 +56,7 @@ def fits(seen: np.ndarray, expected: np.ndarray | float, false_alarm: float = FA
 
 def interpret(monkeypatch: pytest.MonkeyPatch) -> None:
     """Draw without compiled loops."""
-    monkeypatch.setattr(fixed_point, "compile_function", lambda function: None)
+    monkeypatch.setattr(fixed_point, "compile_function", lambda *_: None)
 
 
 def digest(values: np.ndarray) -> str:
@@ -357,7 +357,7 @@ def test_missed_round_has_a_query_digest_of_its_own() -> None:
 def test_warm_up_compiles_the_loops_of_long_vectors(monkeypatch: pytest.MonkeyPatch) -> None:
     """A guard is held to its limit afterwards: a first round must not load a compiler."""
     asked: list[object] = []
-    monkeypatch.setattr(fixed_point, "compile_function", asked.append)
+    monkeypatch.setattr(fixed_point, "compile_function", lambda function, *_: asked.append(function))
     warm_up()
     assert {getattr(function, "__name__", "") for function in asked} == {
         "set_counters",

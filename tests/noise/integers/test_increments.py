@@ -137,7 +137,7 @@ def test_add_truncated_adds_the_integers_of_their_definition(
 ) -> None:
     """At the edges of the pieces, for rows of any length, and for records that do not count."""
     if not compiled:
-        monkeypatch.setattr(fixed_point, "compile_function", lambda function: None)
+        monkeypatch.setattr(fixed_point, "compile_function", lambda *_: None)
     generator = np.random.default_rng(7)
     for length in (1e-200, 1e-100, 0.3, 1.0, 1e30, 1e200):
         for last in (1.0, 0.0, 1e-300, 1e-310, np.nan, np.inf, -np.inf):
@@ -167,7 +167,7 @@ def test_values_beyond_the_bounds_are_shrunk_and_others_need_not_be(
     cases = [np.array([first, 0.0, 1.0]) for first in (value, -value, beyond, -beyond, math.nan)]
     expected, shrunk, shrink = [defined(case, 2**36, 2.0**36) for case in cases], [], increments.shrink_rows
     monkeypatch.setattr(increments, "shrink_rows", lambda rows: shrunk.append(rows[0, 0]) or shrink(rows))
-    monkeypatch.setattr(increments, "compiled_or", lambda function, plain, size: function)
+    monkeypatch.setattr(increments, "compiled_or", lambda function, *_: function)
     for case, integers in zip(cases, expected, strict=True):
         total = np.zeros(3, np.int64)
         add_truncated(total, case, 2**36, 2.0**36, True)
