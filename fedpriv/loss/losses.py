@@ -176,12 +176,16 @@ def _censoring_survival(survived_counts: Tensor, is_observed: Tensor, bins: int)
     return uncensored
 
 
-def why_no_pairs(labels: Tensor) -> str | None:
-    """Return the reason why labels have no pairs to order, or None for labels that differ.
+def why_no_pairs(labels: Tensor, bins: int) -> str | None:
+    """Return the reason why `concordance` has no pairs for labels (n,) of K bins, or None."""
+    survived_counts, is_observed = decode_labels(labels, bins)
+    has_pair = is_observed.any() and survived_counts[is_observed].min() < survived_counts.max()
+    return None if has_pair else "without an event in a bin that another record survived"
 
-    Labels that differ may have no pairs either, for example if no event is observed.
-    """
-    return None if len(torch.unique(labels)) > 1 else "all alike"
+
+def why_no_scored_bin(labels: Tensor, bins: int) -> str | None:
+    """Return the reason why `integrated_brier` has no bin for labels (n,) of K bins, or None."""
+    return None if decode_labels(labels, bins)[0].any() else "all seen no longer than the first bin"
 
 
 class Loss(Protocol):

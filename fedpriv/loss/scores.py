@@ -28,7 +28,7 @@ from torch import Tensor
 from fedpriv.core.errors import InputError
 from fedpriv.core.replicates import Scalar
 from fedpriv.loss.inputs import find_labelled_view
-from fedpriv.loss.losses import CrossEntropy, concordance, integrated_brier, why_no_pairs
+from fedpriv.loss.losses import CrossEntropy, concordance, integrated_brier, why_no_pairs, why_no_scored_bin
 from fedpriv.loss.objective import (
     Batch,
     BatchLayout,
@@ -53,10 +53,10 @@ class ScoreKind:
 
     regression: bool
     """Whether labels are real numbers."""
-    why_undefined: Callable[[Tensor], str | None]
-    """Function from labels (n,) to the reason why the score is left out or refused for them, or to None.
+    why_undefined: Callable[[Tensor, int], str | None]
+    """Function from labels (n,) and the number of outputs to the reason why the score is undefined, or to None.
 
-    The reason does not depend on a model's outputs.
+    An undefined score is left out or refused.  The reason does not depend on the values of outputs.
     """
     compute: Callable[[Tensor, Tensor], Tensor]
     """Function from outputs and labels to the score, (...)."""
@@ -180,15 +180,15 @@ def to_logits(outputs: Tensor) -> Tensor:
     return outputs if outputs.shape[-1] > 1 else torch.cat([torch.zeros_like(outputs), outputs], dim=-1)
 
 
-def _one_class(labels: Tensor) -> str | None:
+def _one_class(labels: Tensor, _: int) -> str | None:
     return "all of one class" if len(torch.unique(labels)) < 2 else None
 
 
-def _one_value(labels: Tensor) -> str | None:
+def _one_value(labels: Tensor, _: int) -> str | None:
     return "all of one value" if float(labels.min()) == float(labels.max()) else None
 
 
-def _always_defined(labels: Tensor) -> str | None:
+def _always_defined(_labels: Tensor, _: int) -> str | None:
     return None
 
 
@@ -199,7 +199,7 @@ SCORES: Mapping[Score, ScoreKind] = {
     "r2": ScoreKind(True, _one_value, r2),
     "mae": ScoreKind(True, _always_defined, mae),
     "concordance": ScoreKind(False, why_no_pairs, concordance, survival=True),
-    "integrated_brier": ScoreKind(False, _always_defined, integrated_brier, survival=True),
+    "integrated_brier": ScoreKind(False, why_no_scored_bin, integrated_brier, survival=True),
 }
 
 
@@ -275,7 +275,7 @@ class ScoreView(EvaluationView):
         score_metrics = {
             f"test_{name}": SCORES[name].compute(outputs, records.labels)
             for name in self.scores
-            if not self.silos or SCORES[name].why_undefined(records.labels) is None
+            if not self.silos or SCORES[name].why_undefined(records.labels, outputs.shape[-1]) is None
         }
         # Labels may be scaled.  Of the scores, the mean absolute error alone depends on their unit.
         if "test_mae" in score_metrics:
@@ -289,7 +289,7 @@ def check_scores(
     silos: Sequence[tuple[str, int]],
     *,
     regression: bool,
-    survival: bool = False,
+    bins: int = 0,
 ) -> None:
     """Check that scores are for these labels, and defined for all together and at one silo or more.
 
@@ -299,7 +299,7 @@ def check_scores(
         silos: Silos in the order of their test records, as pairs (name, records), or empty if silos are not
             evaluated.
         regression: Whether labels are real numbers.
-        survival: Whether labels are bins survived and events.
+        bins: Number of bins of time if labels are bins survived and events, else 0.
 
     Raises:
         InputError: A score is for other labels, is not defined for all of these together, or is defined at no
@@ -307,20 +307,20 @@ def check_scores(
     """
     for name in scores:
         kind = SCORES[name]
-        if (kind.regression, kind.survival) != (regression, survival):
-            label_kind = (regression, survival)
+        label_kind = (regression, bins > 0)
+        if (kind.regression, kind.survival) != label_kind:
             alternatives = ", ".join(
                 score_name
                 for score_name, score_kind in SCORES.items()
                 if (score_kind.regression, score_kind.survival) == label_kind
             )
-            label_text = "real numbers" if regression else "times and events" if survival else "classes"
+            label_text = "real numbers" if regression else "times and events" if bins else "classes"
             raise InputError(
                 f"run.metrics: {name} is not for labels that are {label_text}; there are {alternatives}"
             )
         parts = torch.split(labels, [count for _, count in silos]) if silos else ()
-        reasons = [kind.why_undefined(part) for part in parts]
-        if (reason := kind.why_undefined(labels)) is not None:
+        reasons = [kind.why_undefined(part, bins) for part in parts]
+        if (reason := kind.why_undefined(labels, bins)) is not None:
             raise InputError(
                 f"run.metrics: {name} is not defined, since the test records are {reason}; leave it out"
             )

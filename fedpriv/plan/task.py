@@ -515,9 +515,9 @@ def _add_metrics(task: PublicTask, cell: Cell) -> Objective:
             }
         )
         model = cell.model
-        check_scores(
-            run.metrics, task.test.labels, silos, regression=model.is_regression, survival=model.is_survival
-        )
+        first_record = Records(task.test.features[:1], task.test.labels[:1])
+        bins = objective.outputs(objective.initial(), first_record).shape[-1] if model.is_survival else 0
+        check_scores(run.metrics, task.test.labels, silos, regression=model.is_regression, bins=bins)
         objective = ScoreView(objective, run.metrics, silos, task.label_unit)
     if run.goldstein_radius is None:
         return objective

@@ -15,7 +15,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from fedpriv.accounting.selection import NegativeBinomialRunCount, PoissonRunCount, RunCountDistribution
-from fedpriv.core.errors import InputError
+from fedpriv.core.errors import InputError, refuse
 from fedpriv.scenario.messages import validate_section
 
 
@@ -232,17 +232,28 @@ def parse_growth(section: Any, axes: Mapping[str, list[Any]], source: str) -> Gr
         The section, or None without it.
 
     Raises:
-        InputError: The section is malformed, names a key that is not swept, or has `smallest` without `factor`.
+        InputError: The section is malformed, names a key that is not swept, has `smallest` without `factor`, or
+            `along` or `smallest` names a key with values that are no positive numbers.
     """
     if section is None:
         return None
     growth = validate_section(Growth, section, source, "scaling")
     for role in ("along", "by", *(("smallest",) if growth.smallest else ())):
         _check_swept(f"scaling.{role}", getattr(growth, role), axes, source)
-    if growth.smallest and growth.factor is None:
-        raise InputError(
-            f"{source}: scaling.factor: expected the target's factor, since scaling.smallest is given"
-        )
+    refuse(
+        {
+            f"{source}: scaling.factor: expected the target's factor, since scaling.smallest is given": (
+                growth.smallest and growth.factor is None
+            ),
+            **{
+                f"{source}: scaling.{role}: {key} is swept over {axes[key]}; expected positive numbers": not all(
+                    isinstance(value, int | float) and value > 0 for value in axes[key]
+                )
+                for role, key in (("along", growth.along), ("smallest", growth.smallest))
+                if key
+            },
+        }
+    )
     return growth
 
 

@@ -2,6 +2,8 @@
 
 import itertools
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -44,6 +46,18 @@ def census(count: int = 600) -> list[dict[str, str]]:
         if number % 11 == 0:
             record["age"] = "?"
     return records
+
+
+def test_a_first_look_at_a_table_does_not_wait_for_torch(tmp_path: Path) -> None:
+    table = write_csv(tmp_path / "t.csv", census())
+    script = (
+        "import sys; sys.argv = ['fedpriv', 'data', 'inspect', *sys.argv[1:]]\n"
+        "from fedpriv.cli import main\n"
+        "try: main()\n"
+        "except SystemExit as ended: print(ended.code, 'torch' in sys.modules)"
+    )
+    command = [sys.executable, "-c", script, str(table), *SITES]
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout.endswith("0 False\n")
 
 
 def test_five_commands_lead_from_a_csv_file_to_a_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

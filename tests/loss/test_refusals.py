@@ -93,8 +93,8 @@ def several(name: str, classes: int, labels: tuple[int, ...] = (), shape: tuple[
     return make_layout_objective(net, layout, (6,), LossChoice(name), classes, 0, F64, GIVEN)[0]
 
 
-def score(name: Any, labels: Tensor, *silos: tuple[str, int], regression: bool = False) -> None:
-    check_scores((name,), labels, silos, regression=regression)
+def score(name: Any, labels: Tensor, *silos: tuple[str, int], regression: bool = False, bins: int = 0) -> None:
+    check_scores((name,), labels, silos, regression=regression, bins=bins)
 
 
 ODD_LOSSES: list[Any] = [
@@ -187,6 +187,12 @@ REFUSED: dict[str, Callable[[], object]] = {
         lambda: score("mae", torch.tensor([0, 1])),
     "run.metrics: .*auc is not for labels that are real numbers; there are r2, mae":
         lambda: score("auc", torch.ones(4), regression=True),
+    "concordance is not defined, .* are without an event in a bin that another record survived":
+        lambda: score("concordance", torch.tensor([0, 1, 2, 6]), bins=3),  # the event is in bin 2
+    "concordance is not defined at any silo, .*of 'a' are without an event":
+        lambda: score("concordance", torch.tensor([0, 3, 4, 4]), ("a", 2), ("b", 2), bins=3),
+    "integrated_brier is not defined, since the test records are all seen no longer than the first bin":
+        lambda: score("integrated_brier", torch.tensor([0, 4]), bins=3),
 }  # fmt: skip
 """The line, and a call that is refused by it."""
 

@@ -18,6 +18,7 @@ from fedpriv.data.schema import Survival, TableSchema
 from fedpriv.loss.losses import HazardLoss, concordance, decode_labels, integrated_brier, survival_curve
 from fedpriv.loss.models import MODELS, SoftmaxSettings
 from fedpriv.loss.objective import Records
+from fedpriv.loss.scores import Score, ScoreView, check_scores
 from fedpriv.plan.evaluation import make_evaluation_plan
 from fedpriv.plan.task import load_task
 from fedpriv.scenario.load import resolve_cell
@@ -187,6 +188,22 @@ def tree_of(path: Path, **sections: dict[str, Any]) -> dict[str, Any]:
     for name, section in sections.items():
         tree[name] = {**tree.get(name, {}), **section}
     return tree
+
+
+@pytest.mark.parametrize("score", ["concordance", "integrated_brier"])
+def test_a_silo_whose_records_define_no_score_is_left_out_of_mean_and_worst(score: Score) -> None:
+    """Silo a has no event that another record survived, and none that is seen beyond the first bin."""
+    objective = MODELS["hazard-regression"].objective((3,), 2 * K + 1, F64, SoftmaxSettings(feature_norm=1.0))
+    features = torch.randn(60, 3, generator=torch.Generator().manual_seed(5), dtype=F64)
+    labels = torch.cat([torch.tensor([0, 0, K + 1]), LABELS[3:]])
+    view = ScoreView(objective, (score,), (("a", 3), ("b", 27), ("c", 30)))
+    check_scores((score,), labels, view.silos, regression=False, bins=K)
+    metrics = view.evaluate(objective.initial() + 0.3, Records(features, labels)).to_metrics()
+    at_others = [metrics[f"test_{score}_at_{silo}"].item() for silo in "bc"]
+    assert f"test_{score}_at_a" not in metrics
+    assert metrics[f"test_{score}_silos"].item() == 2.0
+    assert metrics[f"test_{score}_mean_of_silos"].item() == pytest.approx(sum(at_others) / 2.0)
+    assert metrics[f"test_{score}_worst_silo"].item() in (min(at_others), max(at_others))
 
 
 @pytest.mark.parametrize("model", [{"name": "hazard-regression", "feature_norm": 1.0}, {"name": "hazard-mlp"}])

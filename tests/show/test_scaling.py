@@ -147,6 +147,18 @@ def test_points_without_finished_cells_of_the_seeds_count_for_no_value_of_the_me
     assert _estimate(only_chosen, Size(256.0, math.nan, size.points[:1]), [1]) == Value(None, is_fitted=False)
 
 
+def test_a_metric_that_the_results_lack_is_named_with_those_that_are_there(results: Results) -> None:
+    with pytest.raises(InputError, match=r"scaling.metric: no 'test_auc' in the results; there are .*excess_risk"):
+        find_values(results, growth_of(metric="test_auc"))
+
+
+@pytest.mark.parametrize("role", ["along", "smallest"])
+def test_an_axis_of_growth_that_has_words_is_refused(role: str) -> None:
+    """Before: a ValueError after the run."""
+    with pytest.raises(InputError, match=rf"scaling.{role}: label.setting is swept over \['good', 'bad'\]; expected"):
+        scenario(**{role: "label.setting"})
+
+
 def test_the_scaling_chart_has_marks_fitted_lines_and_a_slope_triangle_of_the_theory(results: Results) -> None:
     chart = scaling_chart(results)
     assert chart is not None

@@ -25,6 +25,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from decimal import ROUND_CEILING, Context
+from pathlib import Path
 from typing import Any
 
 from torch import device, nn
@@ -46,6 +47,7 @@ from fedpriv.scenario.schema import Cell
 from fedpriv.silo.demo import format_toml
 
 DEFAULT_ROUNDS, MAX_ROUNDS = 30, 100
+_TABLE_EPSILON = 3.0
 CLIP = 0.1
 """Clip as a fraction of the largest feature norm with the constant."""
 CLASSES_TRAVEL, CLASSES_POWER = 6.0, 2.0 / 3.0
@@ -594,6 +596,29 @@ def advise(
     if unknown := sorted(further_facts.keys() - {*(fact_names := [*Facts.__dataclass_fields__][1:])}):
         raise InputError(f"advise: {unknown[0]}: no fact; known are records, silos, {', '.join(fact_names)}")
     return advise_on_facts(Facts(sizes, features, classes, epsilon, **further_facts), data, name)
+
+
+def advise_on_table(path: Path, schema: TableSchema, sizes: Sequence[int], unit: Mapping[str, Any]) -> Advice:
+    """Advise on a table, with ε = 3.
+
+    Args:
+        path: File of the table, whose name becomes that of the scenario.
+        schema: Description of the table.
+        sizes: Number of training units of each silo.
+        unit: Keys `unit` and `records` of [privacy], or none if single records are protected.
+
+    Raises:
+        InputError: No run can have these facts.
+    """
+    keys = {"unit": unit["unit"], "records_of_person": unit["records"]} if unit else {}
+    facts = Facts(
+        tuple(sizes), schema.width, schema.class_count, _TABLE_EPSILON, feature_norm=schema.max_norm, **keys
+    )
+    data_section = {"name": str(path), "partition": "site" if schema.site is not None else "iid"}
+    name = "".join(
+        character if character.isalnum() and character.isascii() else "-" for character in path.stem.lower()
+    ).strip("-")
+    return advise_on_facts(facts, data_section, name or "table")
 
 
 OWN_DATA_SCENARIO = "own-data"

@@ -27,7 +27,6 @@ import numpy as np
 import typer
 from numpy.typing import NDArray
 
-from fedpriv.addons.begin.advise import NETWORK_NAME, Advice, Facts, advise, advise_on_facts
 from fedpriv.addons.begin.inspect import (
     MAX_WORDS,
     PersonCounts,
@@ -47,11 +46,10 @@ from fedpriv.data.partition import index_persons
 from fedpriv.data.schema import TableSchema
 from fedpriv.data.tables import check_persons, format_schema_toml, read_raw_table
 
-# Modules that need torch are imported only where files are written, so that a first look at a table is fast.
+# Modules that need torch are imported only where they are used, so that a first look at a table is fast.
 
 _MIN_RECORDS = 10
 """Number of a silo's training records below which `inspect` warns."""
-_DEFAULT_EPSILON = 3.0
 _DEFAULT_SILOS = 4  # number of silos for a table without a column of sites
 _MAX_RECORDS_PER_PERSON = 16  # each record of a person enlarges every batch, and further ones add little
 WARNING = (
@@ -350,11 +348,12 @@ def _make_files(
             file whose name up to the first dot is the silo's site, and otherwise silo-N.csv, which the silo has
             to provide.
     """
+    from fedpriv.addons.begin.advise import advise_on_table
     from fedpriv.plan.task import make_schema_task
     from fedpriv.scenario.load import resolve_cell
     from fedpriv.silo.demo import format_policy, run_allowance
 
-    advice = _advise_on_table(path, schema, sizes, unit)
+    advice = advise_on_table(path, schema, sizes, unit)
     confirmed = schema.model_copy(update={"public": True})  # only to compute the limits of the policies
     data = {**advice.tree["data"], "table": confirmed.model_dump(exclude_none=True)}
     cell = resolve_cell({**advice.tree, "data": data}, str(path))
@@ -385,19 +384,6 @@ def _make_files(
     return files
 
 
-def _advise_on_table(path: Path, schema: TableSchema, sizes: Sequence[int], unit: dict[str, Any]) -> "Advice":
-    """Advise on a table from its description and its number of units in each silo, with ε = 3."""
-    keys = {"unit": unit["unit"], "records_of_person": unit["records"]} if unit else {}
-    facts = Facts(
-        tuple(sizes), schema.width, schema.class_count, _DEFAULT_EPSILON, feature_norm=schema.max_norm, **keys
-    )
-    data_section = {"name": str(path), "partition": "site" if schema.site is not None else "iid"}
-    name = "".join(
-        character if character.isalnum() and character.isascii() else "-" for character in path.stem.lower()
-    ).strip("-")
-    return advise_on_facts(facts, data_section, name or "table")
-
-
 def print_advice(
     silos: int, records: str, further_facts: dict[str, Any], data: str | None, out: Path | None, *, as_json: bool
 ) -> None:
@@ -417,6 +403,8 @@ def print_advice(
     """
     if out is not None and out.exists():
         raise InputError(f"--out {out}: exists; give another name")
+    from fedpriv.addons.begin.advise import NETWORK_NAME, advise
+
     advice = advise(
         silos=silos, records=_parse_counts(records), data=None if data is None else {"name": data}, **further_facts
     )
@@ -494,6 +482,8 @@ _COMPARISON_FILES = {"scenario.toml": "compare.toml"}
 
 def _make_starter_sections(name: str) -> str:
     """Make the advised sections of the starter's scenario, with the starter's own model and without [run]."""
+    from fedpriv.addons.begin.advise import Facts, advise_on_facts
+
     advice = advise_on_facts(
         Facts((_STARTER_RECORDS,) * 5, 784, 10, 4.0, trust="trusted"), {"name": "synthetic"}, name
     )

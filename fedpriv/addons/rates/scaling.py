@@ -120,11 +120,11 @@ def find_values(results: Results, scaling: Growth) -> list[ScalingLine]:
         scaling: Section [scaling] of the scenario.
 
     Raises:
-        InputError: A key of the section is not swept.
+        InputError: The cells have no such metric.
     """
-    for key in filter(None, (scaling.by, scaling.along, scaling.smallest)):
-        if key not in results.axes:
-            raise InputError(f"scaling: {key!r} is not swept; swept are {', '.join(results.axes)}")
+    if results.cells and scaling.metric not in results.cells[0]:
+        metrics = [name for name, value in results.cells[0].items() if isinstance(value, float)]
+        raise InputError(f"scaling.metric: no {scaling.metric!r} in the results; there are {', '.join(metrics)}")
     return [_find_line(results, scaling, name) for name in results.axes[scaling.by]]
 
 
