@@ -44,9 +44,10 @@ class Privacy:
     `fedpriv.accounting` has the conversions.
 
     Guarantee: `mu`, `zcdp`, and both ε at `delta` hold for neighbouring data sets under `relation` that differ in
-    one `unit`, under the assumptions that results.json has as "holds", as long as the noise is secret.  For
-    `noise` = "simulation" they hold for a deployment with the same settings and secret noise.  All four are None
-    if the run adds no noise.
+    one `unit`, under the assumptions that results.json has as "holds", as long as the noise is secret.  If the
+    sensitivity rests on more than clipping, as for phased-sgd, so do they: on the assumption about the loss that
+    `RunResults.report` states.  For `noise` = "simulation" they hold for a deployment with the same settings and
+    secret noise.  All four are None if the run adds no noise.
     """
 
     trust: str
@@ -177,8 +178,9 @@ class CellResults(MetricsMixin):
 
         Returns:
             Classes (n,), or values for a regression; (n, …) if records have several labels.  Values of a table's
-            target are in the unit of its column.  For a survival model, or a loss that is the caller's own
-            function, the model's outputs, without their last axis if that has length 1.
+            target are in the unit of its column.  For a survival model, the loss "poisson" (logarithms of rates),
+            or a loss that is the caller's own function, the model's outputs, without their last axis if that has
+            length 1.
 
         Raises:
             InputError: The records do not have as many values as those of the data set, the model predicts
@@ -225,7 +227,10 @@ class RunResults:
     complete: bool
     cells: tuple[CellResults, ...]
     differs: tuple[int, ...] = ()
-    """Numbers of cells whose stored claim differs from the claim of their releases, which `cells` has."""
+    """Numbers of cells whose stored claim, releases and scenario contradict each other.
+
+    `cells` has the claims of the releases.
+    """
 
     @property
     def findings(self) -> tuple[str, ...]:

@@ -148,13 +148,14 @@ def public_generator(seed: int, *purpose: str) -> np.random.Generator:
 class KeyedNormal:
     """Standard normal vectors, each a pure function of (key, party, round, node), its length and type.
 
-    Party, round and node are integers from 0 to 2^32 - 1.  Vectors of two lengths for one (party, round, node)
-    share bits, so that a caller must keep to one length.
+    Party, round and node are integers from 0 to 2^32 - 1.  Vectors of two lengths or types for one (party, round,
+    node) share bits, so that a caller must keep to one length and type.
 
     Guarantee: distinct (party, round, node) read disjoint AES counter ranges, so that the vectors are independent
-    for everyone who does not hold the key, and a repeated call returns the same bytes.  float32 draws have 31-bit
-    radii (|z| <= 6.67), float64 draws 63-bit radii (|z| <= 9.42).  Both are ordinary floating-point numbers, and
-    no defence against attacks on the lowest bits of a float.  One object serves one thread at a time.
+    for everyone who does not hold the key, as far as AES-256 is a pseudorandom function.  A repeated call returns
+    the same bytes.  float32 draws have 31-bit radii (|z| <= 6.67), float64 draws 63-bit radii (|z| <= 9.42).  Both
+    are ordinary floating-point numbers, and no defence against attacks on the lowest bits of a float.  One object
+    serves one thread at a time.
     """
 
     def __init__(self, key: bytes, dtype: DTypeLike = np.float32) -> None:
@@ -404,9 +405,10 @@ class SamplingRandomness:
 
     `bernoulli` makes a draw from these bits, and `numbers` makes a number from other bits.
 
-    Guarantee: for everyone who does not hold the key the draws of distinct (party, round, row) are independent,
-    and each is True with at most the given probability, and less than it by at most 2^-63.  The numbers of
-    distinct (party, round, row) are independent of all draws and of each other, and exactly uniform.
+    Guarantee: for everyone who does not hold the key, and as far as AES-256 is a pseudorandom function, the draws
+    of distinct (party, round, row) are independent, and each is True with at most the given probability, and less
+    than it by at most 2^-63.  The numbers of distinct (party, round, row) are independent of all draws and of each
+    other, and exactly uniform.
     """
 
     def __init__(self, key: bytes) -> None:

@@ -1,10 +1,10 @@
 """End the child processes of an engine with the engine, even if the engine is killed.
 
-An engine gives its children the environment variable FLWR_HOME, a path in the engine's temporary folder HOME.  The
-variable is inherited, so that it marks their children, too.
+An engine gives its children the environment variable FLWR_HOME, which is the engine's temporary folder HOME or a
+path in it.  The variable is inherited, so that it marks their children, too.
 
 `python -P -m fedpriv.engines.children HOME` waits until its standard input is closed, then ends the processes
-whose FLWR_HOME is in HOME, with their descendants, and removes HOME.
+whose FLWR_HOME is HOME or in it, with their descendants, and removes HOME.
 """
 
 import os
@@ -40,7 +40,7 @@ def refuse_root(option: str) -> None:
 
 @contextmanager
 def reap_processes(home: Path) -> Iterator[None]:
-    """End the processes whose FLWR_HOME is in `home` at the end of this context or of this process.
+    """End the processes whose FLWR_HOME is `home` or in it at the end of this context or of this process.
 
     Guarantee: if this process is killed with SIGKILL in the block, none of these processes stays, nor does `home`.
     A helper process in its own session then sees the end of a pipe that only this process holds open, ends the

@@ -194,7 +194,7 @@ def make_worker_engine(name: str, workers: Workers, checkpoints: Checkpoints = N
     process would compute, but for run times.  The group of a worker that dies is run again, from its last
     checkpoint if it has one, and the observer is notified of the death (`lost`).  RunError for a group whose
     workers died three times in a row, and for workers that have other versions than this process of fedpriv,
-    torch, numpy or cryptography.
+    torch, numpy, scipy or cryptography.
 
     Args:
         name: Name of the engine that each worker runs.

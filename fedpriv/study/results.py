@@ -6,7 +6,7 @@
 | cells.jsonl | cells that were finished after results.json was written |
 | history.jsonl | one line for each evaluated round of a cell |
 | checkpoints/ | checkpoints of unfinished cells |
-| .lock | lock file of the process that runs in the folder |
+| .lock, .lock-holder | lock of the process that runs in the folder, and its name |
 | models/NNNN.npy | published model of cell NNNN |
 | table.md | measured values, beside published ones if a paper reports some |
 
@@ -80,7 +80,7 @@ class Results:
     versions: Mapping[str, str]
     """Versions of the programs of the latest invocation, and the platform (`program_versions`)."""
     rerun: str | None
-    """Command that runs the same again, or None for a run started by a program."""
+    """Command that runs the same again, or None if it is not known, as for a program's own records."""
     growth: Growth | None = None
     """Section [scaling] on the growth of a resource along a swept key, or None."""
     tuning: Tuning | None = None
@@ -135,7 +135,7 @@ class RunFolder(RunObserver):
             scenario: Scenario of the run.
             engine: Name of the engine.
             resume: Whether the folder may hold results of this run.
-            rerun: Command that runs the same again, or None for a run started by a program.
+            rerun: Command that runs the same again, or None if it is not known.
             fits: Fitted noise of the scenario, or None for none, stored so that a resumed run need not fit again.
                 A key is a request, the text of everything that the fit depends on (`FittedNoise.asked`).
             group_cells: Function that groups the cells which the engine computes together, or None if it computes

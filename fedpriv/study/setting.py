@@ -49,7 +49,7 @@ class MechanismCost:
     """
 
     sensitivity: Sensitivity
-    """Sensitivity of the sum of increments, before the division by the batch size."""
+    """Sensitivity before the division by the batch size, for secret rounds that of one round of a record."""
     std: float
     """Standard deviation of the fresh vectors, drawn by the party that adds the noise."""
     error_rms: float
@@ -75,8 +75,8 @@ def compute_cost(
     Args:
         mechanism: The mechanism.
         workload: Running sums that are released.
-        sensitivity: Certified sensitivity of the sum of increments.
-        noise: Noise that a trust setting calibrates for this sensitivity and the target.
+        sensitivity: Certified sensitivity of the mechanism (`_certified_sensitivity`), which is only reported.
+        noise: Noise that a trust setting calibrates to the target.
     """
     std, variance = float(noise.sources[0].std), mechanism.variance(workload)
     rms_per_std = math.sqrt(float(np.mean(variance)))

@@ -145,7 +145,7 @@ class RunOptions:
     connection: Connection = LOCAL
     """SuperLink of the run, or the default for a run that starts its processes itself."""
     workers: Workers | None = None
-    """Worker processes that run the cells, or None if this process runs them."""
+    """Worker processes that run groups of cells, or None without them."""
     overrides: Sequence[str] = ()
     """Overrides as KEY=VALUE texts, which the scenario contains already."""
     imports: Sequence[Path] = ()
@@ -190,7 +190,7 @@ def run_sweep(
         scenario: Scenario of the run.
         options: Options of the run.
         observers: Observers of the run's events.
-        rerun: Command that would run the same again, or None for a run started by a program.
+        rerun: Command that runs the same again, or None if it is not known, as for a program's own records.
 
     Raises:
         InputError: The scenario or an option cannot be used, or another run uses the folder or has results there.

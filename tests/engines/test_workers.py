@@ -173,10 +173,11 @@ def test_a_cluster_is_used_from_any_thread_and_one_that_cannot_be_reached_is_nam
         connect()
 
 
-def test_a_worker_with_other_versions_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("package", ["torch", "scipy"])  # scipy calibrates the noise
+def test_a_worker_with_other_versions_is_refused(package: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guarantee: what a worker computes is what this process would."""
-    began = RemoteCall("began", ("there", 7, {**installed_versions(), "torch": "1.0"}))
-    with refusal(r"worker 7 on there has torch 1\.0 where this machine has", RunError):
+    began = RemoteCall("began", ("there", 7, {**installed_versions(), package: "1.0"}))
+    with refusal(rf"worker 7 on there has {package} 1\.0 where this machine has", RunError):
         run_group([[began, OUTCOMES[0]]], monkeypatch)
 
 

@@ -56,7 +56,7 @@ class SimulationCheckpoint:
     t: int
     """Last finished round, or 0 before round 1."""
     seconds: float
-    """Run time so far in seconds, over all attempts."""
+    """Run time of rounds 1 … t in seconds, summed over the attempts that computed them."""
     evaluations: Sequence[tuple[int, Sequence[Metrics]]]
     """Evaluated rounds, with the metrics of each cell."""
     states: Any
@@ -82,8 +82,8 @@ class CheckpointHeader(NamedTuple):
 
 
 def installed_versions() -> dict[str, str]:
-    """Return the versions of the packages that decide the numbers of a simulation, by name."""
-    return {name: metadata.version(name) for name in ("fedpriv", "torch", "numpy", "cryptography")}
+    """Return the versions of the packages that compute a simulation and its noise, by name."""
+    return {name: metadata.version(name) for name in ("fedpriv", "torch", "numpy", "scipy", "cryptography")}
 
 
 def checkpoint_name(cells: Sequence[str]) -> str:
