@@ -220,7 +220,7 @@ def fit_lattice(run: ExactRunInputs) -> ExactPlan:
                 f"the smallest clip, {min(clips):g} of {max(clips):g}, keeps {max(min_norm, 1).bit_length() - 1} "
                 f"bits in words of {run.word_bits}, and {MIN_CLIP_BITS[run.word_bits]} are needed: "
                 f"clips that grow with t fit for {(2 << MAX_KAPPA - MIN_CLIP_BITS[run.word_bits]) - 1:,} rounds "
-                "at most; choose clips that differ less, fewer records or rounds, or a longer word"
+                "at most; choose clips that differ less, fewer records or rounds, a larger mu, or a longer word"
             )
         excess, plan = _plan_on_lattice(run, lattice)
         if plan is not None:
