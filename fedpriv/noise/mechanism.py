@@ -232,7 +232,10 @@ class ColumnBlocks(NamedTuple):
 
 
 class Mechanism(Protocol):
-    """Streaming factorization of the workload: a frozen dataclass with a line in `registry`."""
+    """Noise on a stream of running sums: a frozen dataclass with a line in `registry`.
+
+    Most classes are streaming factorizations A = B C of the workload A.
+    """
 
     name: ClassVar[str]
     """Name in scenarios, ledgers and reports."""

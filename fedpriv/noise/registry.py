@@ -222,7 +222,9 @@ class MechanismOptions(BandedOptions, BufferedOptions, ScheduledOptions):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
     max_vectors: Annotated[int, Field(ge=0, le=64)] = Field(
-        4, description='most vectors of noise that "auto" keeps from round to round, and "blt" without theta'
+        4,
+        description='most vectors of noise from round to round, for "auto", and for "blt" and "lambda-cgd" '
+        "without theta",
     )
 
 

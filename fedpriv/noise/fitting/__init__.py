@@ -1,5 +1,5 @@
 """Fitting: noise for the points that a run publishes, fitted before the run is planned.
 
-`make_noise_cost` gives the cost of a mechanism's noise for a row, `fit_named` the fitted mechanism, and
-`compare_mechanism` its line in a comparison.
+`make_noise_cost` gives the cost of noise in these points, `fit_named` fits a mechanism, and `compare_mechanism`
+makes its line in a comparison.
 """

@@ -182,7 +182,7 @@ def rows_response(rounds: int, queries: int | None = None) -> NoiseResponse:
 
     Args:
         rounds: T.
-        queries: Most of these rows, evenly spaced, or None for `max_queries(rounds)`.
+        queries: Largest number of these rows, which are evenly spaced, or None for `max_queries(rounds)`.
     """
     points = spaced_indices(rounds, max_queries(rounds) if queries is None else queries)
     return NoiseResponse(np.equal.outer(points, np.arange(rounds)).astype(np.float64))

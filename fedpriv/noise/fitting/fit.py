@@ -341,7 +341,7 @@ def _simpler_roots(roots: list[float], max_root: float) -> Iterator[list[float]]
     for index in range(len(roots) - 1 if len(roots) > 2 else 0):
         yield roots[:index] + roots[index + 2 :]
     if roots[-1]:
-        # The small θ_1 is the least that is not rounded to 0 on integers.
+        # The small θ_1 is large enough not to be rounded to 0 on integers.
         yield [*roots[:-1], 0.0] if roots[0] > roots[1] else [2.5e-10, 0.0]
     if roots[0] != max_root:
         yield [max_root, *roots[1:]]

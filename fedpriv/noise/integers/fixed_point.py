@@ -1,9 +1,9 @@
-"""Arithmetic of 64-bit integers, and the inner loops of discrete Gaussian noise.
+"""Arithmetic of 64-bit integers, and inner loops of discrete Gaussian noise and of truncation.
 
 Three groups of functions: multiplication by a coefficient that is a multiple of 2^-31, with one rounding; packing
 and adding masked messages; and loops that numba compiles if it is installed (`pip install 'fedpriv[fast]'`).  All
-but the last group have the same results on every machine.  `attempt_values` also computes in floating point, and
-leaves attempts that this cannot decide to its caller.
+but the last group have the same results on every machine.  `attempt_values` leaves attempts that floating point
+cannot decide to its caller.
 """
 
 import math
@@ -302,7 +302,7 @@ def are_moderate(values: Floats, smallest: float, largest: float) -> bool:
 
 
 def sum_truncated_squares(values: Floats, scale: float) -> float:
-    """Sum the squares of values · scale, truncated towards zero, in any order of additions.
+    """Sum the squares of trunc(values · scale), in any order of additions.
 
     Args:
         values: (n,).

@@ -15,9 +15,9 @@ interval refining").
 Each value is within 2^-120 of D(σ) in total variation for random words (docs/proofs/discrete-gaussian.md).  The
 number of attempts is independent of the accepted value.
 
-The key of a round's noise is derived from the key of the silo or the server, the party, the round, the digest of
-all queries so far (the query chain) and the integers to which the noise is added.  So a ledger that is rolled back
-cannot give the same noise to another sum.
+The key of a round's noise is derived from the run's key at the silo or the server, the party, the round, the
+digest of all queries so far (the query chain) and the integers to which the noise is added.  So a ledger that is
+rolled back cannot give the same noise to another sum.
 """
 
 import hashlib
@@ -442,11 +442,12 @@ def round_noise(key: bytes, party: int, t: int, chain: bytes, sums: Ints) -> Key
     """Return the noise of a party's round, keyed by the sums to which it is added.
 
     Guarantee: two rounds, of whatever rolled-back states of a ledger with this key, share noise only if party,
-    round, all queries up to then and the sums are the same; then the whole release is the same (HMAC-SHA-256 is
-    assumed to be a pseudorandom function, and SHA-256 to be free of collisions).
+    round, all queries up to then and the sums are the same; then sums plus noise are the same, too, since a run
+    has one σ for each vector (HMAC-SHA-256 is assumed to be a pseudorandom function, and SHA-256 to be free of
+    collisions).
 
     Args:
-        key: Key of the silo or the server.
+        key: Key of the run at the silo or the server.
         party: Silo number or `SERVER`.
         t: Round.
         chain: Query chain, which includes round t's query.
@@ -454,8 +455,9 @@ def round_noise(key: bytes, party: int, t: int, chain: bytes, sums: Ints) -> Key
             the sums s of increments.
 
     Raises:
-        ValueError: The chain has another length than `QUERY_CHAIN_BYTES`, or `party` or `t` is 2^32 or more.
-        OverflowError: `party` or `t` is negative.
+        ValueError: The chain has another length than `QUERY_CHAIN_BYTES`, or `party` or `t` is from 2^32 to
+            2^64 - 1.
+        OverflowError: `party` or `t` is negative, or 2^64 or more.
     """
     _check_chain(chain)
     sums_digest = hashlib.sha256(",".join(map(str, sums.shape)).encode() + b"|")

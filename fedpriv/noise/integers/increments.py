@@ -61,7 +61,7 @@ _MODERATE = 2.0**-440, 2.0**60
 def add_truncated(total: Ints, increment: Floats, norm: int, factor: float, counts: bool) -> None:
     """Truncate an increment to integers of norm at most K, and add them to a sum if it counts.
 
-    The increment is multiplied by `factor`, or by less where that would exceed K (1 - 2^-30), and truncated
+    The increment is multiplied by `factor`, or by less if its norm would exceed K (1 - 2^-30), and truncated
     towards zero.  An increment with a value that is not finite becomes zeros.  It must lie in aligned memory, as
     `evaluate_per_record` returns it, since sums may round by their address.  For 4,096 values or more, loops are
     compiled if numba is installed.
@@ -389,7 +389,7 @@ def sum_integer_increments(
 
     Args:
         objective: Objective for the batch layout of the round (`for_batch`).
-        query: Query: points (d,) at which gradients are taken, and the coefficients with which they are added.
+        query: Points (d,) at which gradients are taken, and the coefficients with which they are added.
         clip: Norm bound of an increment in real units.
         records: Records of the round, or None for a sum of zeros.
         norm: K, the norm bound in units of the lattice.

@@ -29,7 +29,6 @@ from fedpriv.noise.integers.strategies import (
     claim_for_mu,
     claim_for_sigma,
     integer_distance,
-    sqrt_above,
     total_variance,
 )
 from fedpriv.noise.mechanism import Factorization
@@ -221,7 +220,7 @@ def fit_lattice(run: ExactRunInputs) -> ExactPlan:
                 f"the smallest clip, {min(clips):g} of {max(clips):g}, keeps {max(min_norm, 1).bit_length() - 1} "
                 f"bits in words of {run.word_bits}, and {MIN_CLIP_BITS[run.word_bits]} are needed: "
                 f"clips that grow with t fit for {(2 << MAX_KAPPA - MIN_CLIP_BITS[run.word_bits]) - 1:,} rounds "
-                "at most; choose clips that differ less, fewer records or rounds, or a longer word"
+                "at most; choose clips that differ less, fewer records or rounds, a larger mu, or a longer word"
             )
         excess, plan = _plan_on_lattice(run, lattice)
         if plan is not None:
@@ -260,11 +259,11 @@ def _plan_on_lattice(run: ExactRunInputs, lattice: Lattice) -> tuple[int, ExactP
         factorization, lattice, run.relation, run.dimension, run.increment_diameter
     )
     max_scale = max(Fraction(group.scale) for group in groups)
-    total_sigma = math.ceil(
-        max_scale * Fraction(sqrt_above(total_variance(distance, check_positive("mu", run.mu), groups)))
+    max_variance = max_scale**2 * total_variance(distance, check_positive("mu", run.mu), groups)
+    # Roots in integers, rounded up, which no noise is too large for.
+    total_sigma, party_sigma = (
+        math.isqrt(math.ceil(max_variance / share_count) - 1) + 1 for share_count in (1, run.party_count)
     )
-    # The root of M is rounded down, so that a share is not taken for less than it is.
-    party_sigma = -(-total_sigma // math.isqrt(run.party_count))
     excess = max(
         _excess_bits(bounds.max_intermediate, MAX_SCALED),
         _excess_bits(bounds.max_output + 16 * total_sigma, MAX_SCALED),

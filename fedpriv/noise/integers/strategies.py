@@ -278,9 +278,9 @@ _DEDUCTED_VARIANCE = Fraction(256)
 _FLOAT_FACTOR = 1 + Fraction(1, 2**40)
 """Factor above the rounding errors of a certified sensitivity and of one last rounding."""
 _VALUE_SLACK = Fraction(1, 2**120)
-"""Total variation between a drawn value and D(σ), for random words."""
+"""Bound of the total variation between a drawn value and D(σ), for random words."""
 _KEY_SLACK = Fraction(1, 2**125)
-"""Total variation between the blocks of one key and random words, per squared number of its values."""
+"""Bound of the total variation of a key's blocks and random words, per squared number of values."""
 
 
 @dataclass(frozen=True)
@@ -299,7 +299,7 @@ class ExactClaim:
     mu: float
     """Upper bound of Δ / √(M σ² - h²), computed from the `sigma` σ that is used and M = `party_count`."""
     slack: float
-    """τ, the total variation between the noise that is drawn and D(σ)."""
+    """τ, a bound of the total variation between the noise that is drawn and D(σ)."""
 
     def sigma_of(self, scale: float) -> float:
         """Compute σ_t of one party's fresh vector, not below scale · σ."""
@@ -419,6 +419,9 @@ def total_variance(distance: float, mu: float, groups: Sequence[NoiseGroup]) -> 
         distance: Δ, in units.
         mu: μ > 0.
         groups: Groups of fresh vectors.
+
+    Raises:
+        InputError: A group has no noise.
     """
     return (Fraction(distance) / Fraction(mu)) ** 2 + _deducted_variance(groups)
 

@@ -9,7 +9,7 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 
-from fedpriv.core.errors import RunError
+from fedpriv.core.errors import InputError, RunError
 from fedpriv.noise.buffered import BufferedToeplitz, IntegerBuffered, make_integer_buffered
 from fedpriv.noise.diagonal import IndependentGaussian
 from fedpriv.noise.integers.fixed_point import pack_masked, unpack_sum
@@ -69,6 +69,19 @@ def test_the_lattice_is_the_finest_that_fits() -> None:
         if -plan.lattice.exponent < 36:
             finer = 2 * (plan.max_output + 16 * plan.claim.sigma)
             assert finer >= 2.0**61 * 0.999 or 2 * plan.claim.sigma >= 2.0**48 * 0.999
+
+
+def test_the_lattice_is_as_fine_as_a_share_of_the_noise_allows() -> None:
+    """Noise of 2^48.3 units in three shares: each is below 2^48, so that no bit is given up."""
+    plan = fit_lattice(run_of(IndependentGaussian(), workload_of(1, 1.0), mu=2.0**-11.3, party_count=3))
+    assert plan.lattice.exponent == -36
+    assert 2.0**47 < plan.claim.sigma < 2.0**48
+
+
+@pytest.mark.parametrize("mu", [1e-300, 5e-324])
+def test_a_mu_whose_noise_no_float_holds_is_refused(mu: float) -> None:
+    with pytest.raises(InputError, match="keeps 0 bits in words of 64"):
+        fit_lattice(run_of(IndependentGaussian(), workload_of(1, 1.0), mu=mu))
 
 
 def test_lattice_leaves_room_for_noise_above_the_sums() -> None:
