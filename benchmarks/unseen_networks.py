@@ -288,6 +288,24 @@ class VisionTransformer(nn.Module):
         return outputs
 
 
+class PatchEncoder(nn.Module):
+    """Transformer encoder of one layer over parts of `length` steps of a series of several channels."""
+
+    def __init__(self, channels: int, steps: int, length: int, outputs: int) -> None:
+        super().__init__()
+        self.length = length
+        self.embed = nn.Linear(channels * length, 16)
+        self.places = nn.Parameter(0.02 * torch.randn(steps // length, 16))
+        layer = nn.TransformerEncoderLayer(16, 4, 32, dropout=0.0, batch_first=True)
+        self.body = nn.TransformerEncoder(layer, 1, enable_nested_tensor=False)
+        self.head = nn.Linear(16, outputs)
+
+    def forward(self, series: Tensor) -> Tensor:
+        parts = series.unfold(2, self.length, self.length).transpose(1, 2).flatten(2)
+        outputs: Tensor = self.head(self.body(self.embed(parts) + self.places).mean(1))
+        return outputs
+
+
 class TokenEncoder(nn.Module):
     """Transformer encoder over tokens."""
 
@@ -437,6 +455,13 @@ DEVELOPMENT: Mapping[str, Case] = {
     "walks, LSTM": Case(
         _walks, lambda: Recurrent(nn.LSTM(2, 16, batch_first=True), 16, 1), r2,
         constant=lambda _: 0.0, percent=False,
+    ),
+    "4 kinds of waves, encoder": Case(_waves(1, 48, 4, 2500), lambda: PatchEncoder(1, 48, 4, 4), accuracy),
+    "digits by rows, encoder": Case(
+        _bundled("digits", 397, (1, 64)), lambda: PatchEncoder(1, 64, 8, 10), accuracy
+    ),
+    "walks, encoder": Case(
+        _walks, lambda: PatchEncoder(2, 20, 2, 1), r2, constant=lambda _: 0.0, percent=False
     ),
     "6 classes of tokens, encoder": Case(
         _tokens(6, 10, 50), lambda: TokenEncoder(50, 6, 16, 1), accuracy
