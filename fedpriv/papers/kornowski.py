@@ -119,7 +119,10 @@ class PublicChoices:
         return (
             torch.ones((), dtype=torch.bool, device=like.device)
             if self.publishes_last
-            else torch.as_tensor(_as_column(1.0 * (window * self._window_draws[:, window - 1] < 1.0), like)) > 0.0
+            else torch.as_tensor(
+                _as_column((window * self._window_draws[:, window - 1] < 1.0).astype(np.float64), like)
+            )
+            > 0.0
         )
 
     @cached_property
