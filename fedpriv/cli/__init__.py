@@ -33,8 +33,8 @@ def main() -> None:
 
     Exit codes of errors:
 
-    * 2: bad input, a path that cannot be used, a number that is too large, an import that Flower (`flwr`) lacks,
-      or a module of Unix that this system lacks.
+    * 2: bad input, a path that is missing, of the wrong kind or not permitted, a number that is too large, an
+      import that Flower (`flwr`) lacks, or a module of Unix that this system lacks.
     * 1: a run that failed, another error of the operating system such as a full disk, or a MemoryError.
     * 3: a claim that an audit refuted.
     * 130: an interrupt (Ctrl-C).

@@ -233,9 +233,9 @@ class Progress(RunObserver):
 class JsonLines(RunObserver):
     """JSON objects of a run's events, one a line.
 
-    The key `event` is "fitted", "started", "evaluated", "finished", "lost" or "noted".  When no
-    cell is left, "complete" follows, and after an interrupt of the run "stopped".  A run that fails may have
-    neither.
+    The key `event` is "fitted", "started", "evaluated", "finished", "lost" or "noted".  When no cell is left,
+    "complete" follows, and "stopped" after an interrupt or a failure of a run that can be resumed.  Other runs
+    that fail may have neither.
     """
 
     def __init__(self, stream: IO[str]) -> None:

@@ -165,7 +165,8 @@ def restore(
 
     Runs that were under way are over. If the mark says that nothing was released since the backup, the budget is
     as before. Otherwise, and without the key that lay beside the records, the whole budget is charged, because
-    nobody knows what was released, or of which records.
+    nobody knows what was released, or of which records. An older copy of the mark hides releases: never
+    put one back.
 
     Example: fedpriv silo restore silo-0.toml /mnt/backup/silo-0
     """

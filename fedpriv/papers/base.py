@@ -22,7 +22,7 @@ fading average of their models.  W is the number of rounds of the warm-up, T the
 Without a warm-up W is 0, and the minimum is 1:
 
     η_t = η · min(1, t / W) · f_t
-    f_t = 1, ½ (1 + cos(π p_t)), or step_drop^(drops before t),  p_t = max(0, t - 1 - W) / (T - W)
+    f_t = 1, ½ (1 + cos(π p_t)), or step_drop^(drops before t),  p_t = max(0, t - 1 - W) / max(1, T - W)
     a_t = (β - β^t)/(1 - β^t) a_{t-1} + (1 - β)/(1 - β^t) x_{t+1}
 
 The drops before t are those of `step_drops` with drop · T < t.  a_t is the mean of x_2 … x_{t+1} in which each
@@ -68,8 +68,8 @@ class Optimizer(Protocol):
     """Pure state machine over vectors of shape (..., d), whose leading axes are replicates.
 
     Guarantee: an optimizer sees the initial model, public numbers and released vectors only, so that every value
-    that it computes is post-processing of releases.  Of `PhasedSGD` this holds only inside one curator, and only
-    its output is private: sums of its gradient rounds reach it without noise.
+    that it computes is post-processing of releases.  `PhasedSGD` is the exception: inside one curator, sums of its
+    gradient rounds reach it without noise, and only its output is private.
     """
 
     def start(self, initial: Tensor) -> Any:
@@ -148,7 +148,7 @@ class Settings(BaseModel):
     def clip_factors(self, mechanism: Mechanism, workload: Workload) -> tuple[float, ...] | None:
         """Factors of the clips at which the noise stays the same, (T,), or None for 1 in every round.
 
-        Only rows with `NoiseSettings` can have factors.
+        Settings without `NoiseSettings` have none by default.
 
         Args:
             mechanism: Mechanism of the row.
@@ -160,12 +160,12 @@ class Settings(BaseModel):
         return None
 
     def keys_at_rest(self, distance: float) -> dict[str, Any]:
-        """Return keys with values under which gradients of one query are taken within `distance` of it.
+        """Return keys with values under which gradients of one query are taken close to it.
 
         An audit needs them, since its canaries reach the clip only at queries where the model is undecided.
 
         Args:
-            distance: Distance of models, below 1.
+            distance: Distance of models that the values aim at, below 1.
         """
         return {}
 
@@ -223,7 +223,7 @@ class Problem:
 
     @property
     def records(self) -> int:
-        """n: number of records of all silos that are read."""
+        """n: number of records of all silos in one pass."""
         return self.batch * self.schedule.batches_per_silo
 
 
@@ -298,7 +298,7 @@ class ReleaseNumbers(NamedTuple):
     dimension: int
     """d: number of coordinates of a release."""
     clips: Floats
-    """Norm bounds on one record's increment in the mean over a batch, (T,)."""
+    """Norm bounds on one record's increment, before the division by B, (T,)."""
     stds: Floats
     """Standard deviations of the noise of each release in the mean over silos, per coordinate, (T,)."""
 
@@ -465,7 +465,7 @@ def independent(_settings: Settings, _problem: Problem, _workload: Workload) -> 
 
 
 class SteppingOptimizer(Optimizer, Protocol):
-    """Optimizer, a frozen dataclass, whose moves are proportional to `step`.
+    """Optimizer, a frozen dataclass, whose moves before any projection are proportional to `step`.
 
     The state of the optimizer depends on the step only through these moves.
     """

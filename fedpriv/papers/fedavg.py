@@ -35,9 +35,9 @@ coordinate).  Their Δ_t is the clients' mean displacement, and g_t = -Δ_t is t
 
 **Quantile clipping**: in every row of cohorts the clip may follow a quantile of the clients' norms.  Source:
 Andrew, Thakkar, McMahan & Ramaswamy 2021, Algorithm 1, with both noisy means in one vector.  A client sends a bit,
-1 if its displacement fits the clip, and b~_t is the noisy share of such clients.  γ is the share that should fit.
-ρ is the weight of the bit, and η_C the rate at which the clip follows.  A client's clipped displacement over C_t,
-joined with the coordinate ρ (bit - ½), has norm κ = √(1 + ρ²/4) at most.
+1 if its displacement fits the clip, and b~_t is a noisy estimate of the share of such clients.  γ is the share
+that should fit.  ρ is the weight of the bit, and η_C the rate at which the clip follows.  A client's clipped
+displacement over C_t, joined with the coordinate ρ (bit - ½), has norm κ = √(1 + ρ²/4) at most.
 
     b~_t = ½ + (last coordinate) / ρ
     C_{t+1} = C_t exp(-η_C (b~_t - γ)), all C_t between MIN_ADAPTIVE_CLIP and MAX_ADAPTIVE_CLIP

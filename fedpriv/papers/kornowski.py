@@ -119,7 +119,10 @@ class PublicChoices:
         return (
             torch.ones((), dtype=torch.bool, device=like.device)
             if self.publishes_last
-            else torch.as_tensor(_as_column(window * self._window_draws[:, window - 1], like)) < 1.0
+            else torch.as_tensor(
+                _as_column((window * self._window_draws[:, window - 1] < 1.0).astype(np.float64), like)
+            )
+            > 0.0
         )
 
     @cached_property
@@ -145,9 +148,9 @@ class O2NCState(NamedTuple):
 class O2NC:
     """Online-to-non-convex conversion with projected online gradient descent.
 
-    In exact arithmetic ‖Δ_t‖ ≤ D and ‖z_t - z_{t-1}‖ ≤ 2D, whatever vectors are released.  The
-    queries of a window lie within ((W + 1)/2 - 1/W) D of their mean.  All queries and the output, with the choice
-    of the window, are post-processing of the initial model, releases and public random choices.
+    In exact arithmetic ‖Δ_t‖ ≤ D and ‖z_t - z_{t-1}‖ ≤ 2D, whatever finite vectors are released.  The queries of a
+    window lie within ((W + 1)/2 - 1/W) D of their mean.  All queries and the output, with the choice of the
+    window, are post-processing of the initial model, releases and public random choices.
     """
 
     step: Scalar
@@ -286,7 +289,7 @@ class SinglePassSettings(GoldsteinSettings):
     noise: Literal["tree", "anchored"] = Field(
         "tree",
         description="the paper's tree over a period, or noise of every anchor's own and a square root for the "
-        "differences, which is much less",
+        "differences, which is much less in long periods",
     )
 
     @property
@@ -402,12 +405,12 @@ def _make_one_pass_schedule(settings: SinglePassSettings, declared: FixedOrder) 
     """Return the order in which anchor rounds read `anchor_batches` batches.
 
     Raises:
-        InputError: The scenario has several passes.
+        InputError: The rounds of the scenario are not one whole pass.
     """
     if declared.rounds_per_epoch != declared.rounds:
         raise InputError(
             "federation: goldstein-single-pass reads every record in one round, because its differences would be "
-            "biased in a second pass; leave epochs out and give no more rounds than one pass has, or run "
+            "biased in a second pass; leave epochs out and give as many rounds as one pass has, or run "
             "goldstein-erm"
         )
     anchors = range(0, declared.rounds, settings.period)

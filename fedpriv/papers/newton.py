@@ -252,9 +252,9 @@ class GradientAndHessian(View):
             N_t = H⁻¹ [σ² I + v_t/2 (tr(M_t) I + M_t)] H⁻¹,     M_t that of x_t - x*,  M_1 = x* x*ᵀ
             v_t = (σ/κ)² 2 (2t + 1) / (3 t (t + 1))
 
-        to first order, with M_2 = N_1 and M_t = (N_2 + … + N_{t-1}) / (t - 2)² from t = 3 on.  The published x
-        stands for x* in M_1, and its covariance after T rounds is M_{T+1} + H⁻¹ (A₊/n) H⁻¹, the second term from
-        the sampling of n records.
+        to first order, with M_2 = N_1 and M_t = (N_2 + … + N_{t-1}) / (t - 2)² from t = 3 on, where the errors of
+        different rounds count as independent.  The published x stands for x* in M_1, and its covariance after T
+        rounds is M_{T+1} + H⁻¹ (A₊/n) H⁻¹, the second term from the sampling of n records.
 
         Released means are over all row indices, also those without a record that counts, which add zeros.  A, σ
         and λ are divided by the share of row indices whose record counts, as if means were over these records.

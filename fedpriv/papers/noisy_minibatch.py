@@ -11,7 +11,7 @@ advanced composition, as in the theorem, and one by the moments accountant, as i
 uniform sampling with replacement and replace-one neighbours.
 
 This project does not account for that sampling.  Its own runs of the method are calibrated by `fedpriv.accounting`
-for their true participation, and reports show the authors' numbers beside them.
+for their true participation, and `fedpriv privacy theorem` shows the authors' numbers beside theirs.
 """
 
 import math

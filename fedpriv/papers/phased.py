@@ -223,12 +223,12 @@ def _make_schedule(declared: FixedOrder) -> Phases:
     """Make the phases of one pass, whose gradient rounds read one batch of the declared order each.
 
     Raises:
-        InputError: The scenario has several passes, or a single batch.
+        InputError: The rounds of the scenario are not one whole pass, or a pass has a single batch.
     """
     if declared.rounds_per_epoch != declared.rounds:
         raise InputError(
-            "federation: phased-sgd reads every record once, in phases, and these rounds are several passes; "
-            "leave out epochs, or rounds beside samples and batch, or run dp-sgd"
+            "federation: phased-sgd reads every record once, in phases, and these rounds are not one whole pass; "
+            "leave out epochs, or rounds beside samples and batch, take rounds = clients / cohort, or run dp-sgd"
         )
     return make_phases(declared.rounds_per_epoch)
 

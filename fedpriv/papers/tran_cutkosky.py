@@ -74,7 +74,7 @@ class NormalizedState(NamedTuple):
 
 @dataclass(frozen=True)
 class NormalizedSGD:
-    """Optimizer with steps of length `step` along the mean momentum of the silos.
+    """Optimizer with steps of length `step` against the mean momentum of the silos.
 
     Guarantee: ‖w_{t+1} - w_t‖ ≤ `movement_bound(step)` for the stored vectors, rounded to their type, for every
     finite release.
@@ -270,7 +270,7 @@ def tree_gradient_bound(
 ) -> float:
     """Return Theorem 6's bound on E‖∇F(w_U)‖, with corrected constants.
 
-    The bound holds for the theorem's own parameters and for orders that are drawn anew in every epoch.
+    The bound holds for the theorem's own parameters and noise, and for orders that are drawn anew in every epoch.
 
     Args:
         gap: Bound on F(w_1) - inf F.
@@ -355,7 +355,7 @@ def _sigma_mu(problem: Problem, reduced: bool) -> float:
     """Return the theorem's σ for (ε, δ) times the μ of the same guarantee, or 0 for a run without noise.
 
     Raises:
-        InputError: ε > ln(1/δ).
+        InputError: ε is 0 or above ln(1/δ).
     """
     return (
         0.0
@@ -408,8 +408,9 @@ def _make_tree(settings: MomentumTreeSettings, problem: Problem, workload: Workl
     """Return the chosen mechanism, or with calibration = "paper" a tree with the paper's noise.
 
     A node of the tree holds the sum of an interval of rounds.  The paper's noise on it is 4 √V σ times the largest
-    clip under replace-one, with V from `paper_node_count` and σ from `simple_noise_multiplier`, and half of that
-    under zero-out.  If the tree's own sensitivity needs more noise, the tree has that.
+    clip and a record's weight under replace-one, with V from `paper_node_count` and σ from
+    `simple_noise_multiplier`, and half of that under zero-out.  If the tree's own sensitivity needs more noise,
+    the tree has that.
 
     Args:
         settings: Keys of the row.
@@ -417,8 +418,8 @@ def _make_tree(settings: MomentumTreeSettings, problem: Problem, workload: Workl
         workload: Running sums, whose decay is 1 - α.
 
     Raises:
-        InputError: The chosen mechanism cannot be built, or the paper's noise is asked for with α below 1/N or
-            ε > ln(1/δ).
+        InputError: The chosen mechanism cannot be built, or the paper's noise is asked for with α below 1/N, or
+            with an ε that is 0 or above ln(1/δ).
     """
     decay, rounds_per_epoch = workload.decay, problem.schedule.rounds_per_epoch
     if settings.calibration == "exact":
@@ -522,7 +523,7 @@ class ReducedSettings(MomentumSettings):
     @field_validator("order")
     @classmethod
     def _only_fixed(cls, order: str) -> str:
-        """Refuse fresh permutations, under which u_{t-N} is another record's and the sum is no momentum."""
+        """Refuse fresh permutations, under which round t - N reads another record and the sum is no momentum."""
         if order != "fixed":
             raise ValueError("differences between epochs need the same record in the same round of every epoch")
         return order

@@ -188,6 +188,24 @@ def test_phased_sgd_refuses_several_epochs() -> None:
         plan_cell(resolve_cell(tree_of("phased-sgd", "several epochs", "curator", private=True), "test"))
 
 
+@pytest.mark.parametrize(
+    ("name", "trust", "line"),
+    [
+        ("phased-sgd", "curator", "these rounds are not one whole pass; .*take rounds = clients / cohort"),
+        ("goldstein-single-pass", "trusted", "give as many rounds as one pass has"),
+    ],
+)
+def test_a_row_of_one_pass_does_not_call_half_a_pass_of_clients_several(name: str, trust: str, line: str) -> None:
+    tree = tree_of(name, "several epochs", trust, private=True)
+    privacy = {"relation": "replace-one", "mu": 1.0, "unit": "client", "records": 6}
+    with refusal(line):
+        plan_cell(
+            resolve_cell(
+                tree | {"federation": {"clients": 100, "cohort": 10, "rounds": 5}, "privacy": privacy}, "test"
+            )
+        )
+
+
 @pytest.mark.parametrize("private", [False, True])
 def test_the_paper_step_size_is_refused_for_a_model_of_unknown_smoothness(private: bool) -> None:
     """η = 1/(4LT) is 0 for a model whose smoothness is not known: the budget would buy nothing."""

@@ -91,6 +91,14 @@ def test_the_published_window_of_o2nc_is_uniform_at_every_stopping_time() -> Non
         assert np.all(np.abs(deviation) < 5 * math.sqrt(seeds / windows))
 
 
+def test_o2nc_publishes_its_first_window_also_for_a_draw_that_float32_rounds_to_1() -> None:
+    for seeds in ((0,), (0, 1)):
+        choices = PublicChoices(seeds, 4, 2)
+        vars(choices)["_window_draws"] = np.full((len(seeds), 2), 1.0 - 2.0**-30)
+        assert bool(choices.publishes(1, torch.zeros(len(seeds), 3)).all())
+        assert not bool(choices.publishes(2, torch.zeros(len(seeds), 3)).any())
+
+
 def test_o2nc_can_publish_the_mean_of_its_last_window() -> None:
     optimizer = O2NC(0.1, 0.4, PublicChoices((0,), 9, 3, publishes_last=True))
     states = drive(optimizer, vectors(1.0, 1.0), draw_normals(1, 9, 2))
