@@ -458,7 +458,7 @@ Floats = NDArray[np.float64]
 
 _SMALL = 1e-14  # largest weight of a point that counts as 0
 _TOLERANCE = 1e-12  # of the optimality gap, in units of the largest squared norm
-_BLOCK_VALUES = 2**22  # of copies of the records' features, one copy for each model of a block
+_BLOCK_VALUES = 2**22  # of the records' features, once for every model whose gradient is computed at a time
 
 
 class MinNormPoint(NamedTuple):
