@@ -534,7 +534,7 @@ class GhostObjective(ModuleObjective):
                 coefficient * losses.sum(), list(leaves.values()), store_gradient
             )
         gradients = {
-            name: gradient.reshape(count, -1)
+            name: gradient.reshape(count, self.shapes[name].numel())
             for name, gradient in zip(leaves, leaf_gradients, strict=True)
             if gradient is not None
         }

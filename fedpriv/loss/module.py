@@ -167,7 +167,7 @@ class ModuleObjective(BaseModuleObjective):
         combined = [
             torch.stack([coefficient * gradient[name] for coefficient, gradient in gradients])
             .sum(0)
-            .reshape(len(weights), -1)
+            .reshape(len(weights), self.shapes[name].numel())
             .to(weights.dtype)
             for name in points[0]
         ]
