@@ -72,8 +72,8 @@ class SoftmaxSettings(ModelSettings):
 
     features: Literal["pixels", "orientations"] = Field(
         "pixels",
-        description="pixels / 255 (numbers as they are), or how much edge there is in 8 directions in cells of 4 x 4 "
-        "pixels",
+        description="pixels / 255 (numbers as they are), or how much edge there is in 8 directions in cells of "
+        "4 x 4 pixels",
     )
     centre: Annotated[float, Field(ge=0, le=1)] = Field(
         0.0, description="a public constant that is subtracted from every pixel / 255, or from every number"
