@@ -130,7 +130,7 @@ def _histograms(gray: Tensor) -> Tensor:
 def scale_to_norm(features: Tensor, norm: float, *, exactly: bool) -> Tensor:
     """Scale each row (n, f) to Euclidean norm at most `norm`, or exactly `norm`, and keep zeros.
 
-    The norm is met up to rounding, for a `norm` of 1e-15 to 1e20.  A row with a value that is not finite has NaN
+    The norm is met up to rounding, for a `norm` of 1e-15 to 1e19.  A row with a value that is not finite has NaN
     in the result.
 
     Guarantee: a row of the result is a function of its own row, bit for bit.  The length of a row is computed from
