@@ -413,10 +413,10 @@ class SplitGradient:
     """Momentum of gradients that are split into parts at the start of every epoch.
 
     With g a record's gradient, v_q the query at which epoch q starts and x_t this round's query, three vectors are
-    clipped separately: α g(v_q), α g(v_q) - α g(v_{q-1}) and α g(x_t) - α g(v_q).  The first is mixed with weight
-    γ, and the second is added to the mixture of one epoch before with weight 1 - γ.  In the first epoch the
-    mixture is the first vector alone.  The new mixture and the third are added to a running sum with decay = 1 - α
-    (recursion in fedpriv/rounds/floats.py).
+    clipped separately: α g(v_q), α g(v_q) - α g(v_{q-1}) and α g(x_t) - α g(v_q).  The first has weight γ in a
+    mixture, and the sum of the second and the mixture of one epoch before has weight 1 - γ.  In the first epoch
+    the mixture is the first vector alone.  The new mixture and the third are added to a running sum with decay =
+    1 - α (recursion in fedpriv/rounds/floats.py).
 
     Guarantee: gradients, their changes between epochs and since the epoch's start are clipped to norms `clip`,
     `difference_clip` and `residual_clip`, coefficient included.

@@ -130,7 +130,7 @@ def _histograms(gray: Tensor) -> Tensor:
 def scale_to_norm(features: Tensor, norm: float, *, exactly: bool) -> Tensor:
     """Scale each row (n, f) to Euclidean norm at most `norm`, or exactly `norm`, and keep zeros.
 
-    The norm is met up to rounding, for a `norm` of 1e-15 to 1e20.  A row with a value that is not finite has NaN
+    The norm is met up to rounding, for a `norm` of 1e-15 to 1e19.  A row with a value that is not finite has NaN
     in the result.
 
     Guarantee: a row of the result is a function of its own row, bit for bit.  The length of a row is computed from
@@ -171,7 +171,7 @@ def _row_lengths(features: Tensor, row_indices: Tensor) -> Tensor:
 def _is_surely_within(features: Tensor, norm: float) -> Tensor:
     """Return a mask (n,) of the rows whose computed length is at most `norm` in any order of additions.
 
-    The mask is False for a row with a NaN.
+    The mask is also False for rows whose length is within rounding of `norm`, and for a row with a NaN.
     """
     return upper_norm(features) * (1.0 + (features.shape[1] + 16.0) * torch.finfo(features.dtype).eps) <= norm
 
@@ -268,7 +268,7 @@ def _load_module(path: str, arguments: str, weights: str) -> nn.Module:
 _CHUNK_VALUES = 2**22
 """Values of copies that exist at a time on a CPU, unless those of one record are more."""
 _MAX_CHANNELS = 4
-"""Largest last axis of a picture that is taken for its channels, if the first axis is larger."""
+"""Largest last axis of a picture that is taken for its channels, if the first axis is above this number."""
 
 
 class Augmentation(BaseModel):

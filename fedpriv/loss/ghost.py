@@ -66,7 +66,7 @@ class TracedCall(NamedTuple):
     output_edge: GradientEdge
     """Edge of autograd's graph at the outputs."""
     is_input_constant: bool
-    """Whether the inputs depend on no parameter, so that autograd does not go beyond them."""
+    """Whether the inputs require no gradient, so that autograd does not go beyond them."""
 
 
 OnGradient = Callable[[int, TracedCall, Tensor], None]
@@ -534,7 +534,7 @@ class GhostObjective(ModuleObjective):
                 coefficient * losses.sum(), list(leaves.values()), store_gradient
             )
         gradients = {
-            name: gradient.flatten(1)
+            name: gradient.reshape(count, self.shapes[name].numel())
             for name, gradient in zip(leaves, leaf_gradients, strict=True)
             if gradient is not None
         }

@@ -485,7 +485,7 @@ def find_min_norm_point(points: Floats) -> MinNormPoint:
     are singular.  Such steps occur for points that are nearly in a subspace.
 
     Args:
-        points: Points g_i, one or more, whose squared norms are finite in float64.
+        points: Points g_i, one or more, each 0 or of a norm from 1e-150 to 1e153, so that no square overflows.
 
     Returns:
         The point x, its norm, and the lower bound min_i ⟨g_i, x⟩/‖x‖ on the norms in the hull, or 0 if this is

@@ -211,7 +211,7 @@ class DenseTerms:
     """
 
     output_gradients: Sequence[Tensor]
-    """Output gradients u_k, (..., B, outputs) each.  The first one, u_0, is the sum over all points."""
+    """Output gradients u_k, (..., B, outputs) each.  With a bias, u_0 is the sum over all points."""
     inputs: Sequence[Tensor]
     """Inputs v_k, (..., B, inputs) each."""
     has_bias: bool

@@ -180,7 +180,7 @@ class LinearObjective(Deterministic, ABC):
         return self._scores_by_record(point, records.features)
 
     def evaluate(self, point: Tensor, records: Records) -> ModelEvaluation:
-        """Evaluate the loss without the penalty, the accuracy, and other metrics of the class."""
+        """Evaluate the accuracy, other metrics of the class, and the loss, which leaves out the penalty."""
         scores, labels = self._scores_by_record(point, records.features), records.labels
         mean, accuracy = self.loss.value(scores, labels).mean(-1), self.loss.accuracy(scores, labels)
         return ModelEvaluation(mean, accuracy, self._metrics(point, scores, labels))
@@ -495,7 +495,7 @@ def compute_per_block(records: Records, name: Hashable, compute: Callable[[Recor
     Args:
         records: Records of one round.
         name: Name of the computation, unique among those of a block.
-        compute: Function from records to numbers of them, with the axes before that of records first.  The
+        compute: Function from records to the numbers, whose first axes are those before the records' axis B.  The
             records are those of one round, or of all rounds of a block, (rounds, B, …).
 
     Returns:

@@ -71,10 +71,12 @@ class SoftmaxSettings(ModelSettings):
     """
 
     features: Literal["pixels", "orientations"] = Field(
-        "pixels", description="pixels / 255, or how much edge there is in 8 directions in cells of 4 x 4 pixels"
+        "pixels",
+        description="pixels / 255 (numbers as they are), or how much edge there is in 8 directions in cells of "
+        "4 x 4 pixels",
     )
     centre: Annotated[float, Field(ge=0, le=1)] = Field(
-        0.0, description="a public constant that is subtracted from every pixel / 255"
+        0.0, description="a public constant that is subtracted from every pixel / 255, or from every number"
     )
     feature_norm: Annotated[float, Field(ge=1e-9, le=1e12, allow_inf_nan=False)] | None = Field(
         None, description="images whose features have a larger norm are scaled down to it; the bias stays 1"
@@ -220,9 +222,10 @@ def softmax_regression(
 
 
 def grid_denominator(features: int, norm: float) -> int | None:
-    """Find the denominator to which exact releases round features of norms up to `norm`, a power of 2.
+    """Find the denominator, a power of 2, for features of norms up to `norm` in exact releases.
 
-    The norm times the denominator lies between 2^15 - 1 and 2^16 - 1, up to rounding.
+    Exact releases round features to multiples of 1/denominator.  The norm times the denominator lies between
+    2^15 - 1 and 2^16 - 1, up to rounding.
 
     Args:
         features: Number of features.

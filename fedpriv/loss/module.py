@@ -167,12 +167,14 @@ class ModuleObjective(BaseModuleObjective):
         combined = [
             torch.stack([coefficient * gradient[name] for coefficient, gradient in gradients])
             .sum(0)
-            .flatten(1)
+            .reshape(len(weights), self.shapes[name].numel())
             .to(weights.dtype)
             for name in points[0]
         ]
         clipped = compute_clipping(
-            vector_bounds(torch.stack([upper_norm(gradient) for gradient in combined]).norm(dim=0)), weights, clip
+            vector_bounds(upper_norm(torch.stack([upper_norm(gradient) for gradient in combined]), axis=0)),
+            weights,
+            clip,
         )
         return [clipped.zero_unrepresentable(gradient) for gradient in combined], clipped
 
@@ -380,7 +382,7 @@ def unflatten_point(shapes: Mapping[str, torch.Size], point: Tensor) -> dict[str
     """View a flat point (..., d) as tensors (..., *shape) by name."""
     pieces = torch.split(point, [shape.numel() for shape in shapes.values()], dim=-1)
     return {
-        name: piece.view(*point.shape[:-1], *shape)
+        name: piece.view((*point.shape[:-1], *shape))
         for (name, shape), piece in zip(shapes.items(), pieces, strict=True)
     }
 

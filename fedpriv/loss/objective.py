@@ -199,8 +199,8 @@ class Objective(Protocol):
     def convex_within(self) -> float:
         """Radius of a ball around 0 in which every record's loss is convex and the constants are valid.
 
-        The run has to start in its center.  The radius is inf if losses are convex everywhere, and 0 if convexity
-        is not known.  Bounds on the excess risk and the guarantee of phased-sgd depend on it.
+        The run has to start in its center.  The radius is inf if all of this holds everywhere, and 0 if it is not
+        known of any ball.  Bounds on the excess risk and the guarantee of phased-sgd depend on it.
         """
         ...
 

@@ -198,8 +198,8 @@ class RidgeStatistics(Deterministic):
 
         A and b are the released blocks of z zᵀ and z y, and A₊ is A without its negative eigenvalues.  Let H = A₊
         + λ I and w = H⁻¹ b, s² the mean square of the residuals y - ⟨w, z⟩ as the moments give it, at least 0, n
-        the number of records, and v = (std R²)² the variance of the noise in the unit of z zᵀ.  The covariance to
-        first order in the noise is
+        the number of records, and v = (std R²)² the variance of the noise in the unit of z zᵀ.  The covariance, to
+        first order in the noise and for residuals of one variance, is
 
             Cov w = H⁻¹ [ s² A₊ / n  +  v/2 ((1 + ‖w‖²) I + w wᵀ) ] H⁻¹.
 

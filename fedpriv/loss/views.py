@@ -258,11 +258,12 @@ class LocalSteps(View):
     of the records, each with a model of its own.
 
     The class is for units (`PerUnit`), which clip its increment as a whole.  A subclass that overrides
-    `local_gradient` takes steps in the direction of its choice.
+    `local_gradient` takes steps in the direction of its choice, and one that overrides `_train_clients` has a loop
+    of its own.
 
-    Guarantee: none of its own.  The loss, the records, the steps of a subclass and how far they lead are not
-    trusted.  Nothing is claimed of this vector's length, so `lipschitz` and `smoothness` are infinite and no claim
-    may rest on them.
+    Guarantee: none of its own.  The loss, the records, and the direction and length of a subclass's steps are not
+    trusted, but a client's steps have to be a function of this client alone (`local_gradient`).  Nothing is
+    claimed of this vector's length, so `lipschitz` and `smoothness` are infinite and no claim may rest on them.
     """
 
     step: float = field(metadata=SHARED)
@@ -276,9 +277,9 @@ class LocalSteps(View):
     def dependence(self) -> Dependence:
         return declared_dependence(self.base) | Dependence.BATCH
 
-    lipschitz = math.inf
-    smoothness = math.inf
+    lipschitz = smoothness = math.inf
     convex = False
+    convex_within = 0.0
 
     def for_batch(self, slots: BatchLayout) -> Self:
         return self
@@ -296,10 +297,13 @@ class LocalSteps(View):
         """
         (start,), (records, weights) = query.points, batch
         present = (weights > 0.0).to(start.dtype)
-        has_own_step = type(self).local_gradient is not LocalSteps.local_gradient
-        scores = None if has_own_step else fast_paths(self.base).linear
+        has_own_steps = any(
+            getattr(type(self), name) is not getattr(LocalSteps, name)
+            for name in ("local_gradient", "_train_clients")
+        )
+        scores = None if has_own_steps else fast_paths(self.base).linear
         # A linear model moves in the span of its records, where a step needs no gradient of d numbers.  A subclass
-        # with a direction of its own may leave the span.
+        # with steps of its own may leave the span.
         if scores is None:
             displacement = start - self._train_clients(start, records, present)
         else:

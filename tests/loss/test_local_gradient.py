@@ -61,6 +61,26 @@ def test_without_a_pull_it_is_federated_averaging() -> None:
     torch.testing.assert_close(*totals, rtol=1e-4, atol=1e-6)
 
 
+def test_a_loop_of_ones_own_is_run_for_linear_scores_too() -> None:
+    """Momentum within a round: a client's model leaves the span of its records' plain steps."""
+
+    @dataclass(frozen=True)
+    class Heavy(LocalSteps):
+        def _train_clients(self, start: Tensor, records: Records, present: Tensor) -> Tensor:
+            model, velocity = start, torch.zeros_like(start)
+            for _ in range(self.steps):
+                velocity = 0.9 * velocity + self.local_gradient(model, start, records, present / RECORDS)
+                model = model - self.step * velocity
+            return model
+
+    loss, records = softmax(), clients()
+    start = (loss.initial() + 0.05).expand(CLIENTS, -1)
+    present = torch.ones(CLIENTS, RECORDS, dtype=start.dtype)
+    heavy = Heavy(loss, STEP, STEPS)
+    displacement = heavy.increment(Query((start,)), Batch(records, present), 1.0).total
+    torch.testing.assert_close(displacement, start - heavy._train_clients(start, records, present))
+
+
 def test_a_step_that_leads_anywhere_is_clipped_as_a_whole() -> None:
     @dataclass(frozen=True)
     class Wild(LocalSteps):

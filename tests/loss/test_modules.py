@@ -3,6 +3,7 @@
 import itertools
 import math
 from collections.abc import Callable
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -16,12 +17,23 @@ from torch.func import functional_call
 from fedpriv.core.errors import InputError
 from fedpriv.core.random import public_generator
 from fedpriv.loss import layered, module
+from fedpriv.loss.ghost import GhostObjective
 from fedpriv.loss.layered import LayeredObjective, make_module_objective
 from fedpriv.loss.losses import AbsoluteError, CrossEntropy, FunctionLoss, Loss, SquaredError, predict_labels
 from fedpriv.loss.module import ModuleObjective, draw_initial_point, unflatten_parameters
 from fedpriv.loss.objective import Objective, Query, Records
 from fedpriv.loss.unrolled import UNROLLED_FUNCTIONS, make_vmap_module
-from tests.loss.builders import F32, F64, Patch, autograd_increments, ones, pick, sum_increments
+from tests.loss.builders import (
+    F32,
+    F64,
+    Net,
+    Patch,
+    autograd_increments,
+    list_increments,
+    ones,
+    pick,
+    sum_increments,
+)
 from tests.loss.test_ghost import objective as ghost_objective
 
 
@@ -91,6 +103,36 @@ def test_one_record_moves_the_sum_by_at_most_the_clip(name: str) -> None:
         distances = {some: float((sums[0, 1, 2, 3] - total).norm()) for some, total in sums.items()}
         assert max(distances[some] for some in rows if len(some) == 3) == pytest.approx(clip, rel=1e-9)
         assert clip < max(distances[some] for some in rows if 4 in some) <= 2.0 * clip * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize("kind", [ModuleObjective, GhostObjective])
+def test_a_parameter_without_axes_is_one_coordinate(kind: type[ModuleObjective], count: int) -> None:
+    """Such as a learned temperature."""
+    net = Net(
+        lambda net, values: net.layer(values) * net.scale,
+        layer=nn.Linear(4, 3),
+        scale=nn.Parameter(torch.ones(())),
+    )
+    objective = kind(net, CrossEntropy(), 0, F64)
+    (at,), records = sample(4, count, objective.dimension, 1, 2)
+    expected = autograd_increments(net, at, records)
+    torch.testing.assert_close(list_increments(objective, at, records, 1e9), expected)
+    torch.testing.assert_close(sum_increments(objective, at, records).total, expected.sum(0))
+    assert objective.outputs(at, records).shape == (count, 3)
+
+
+def test_many_parameters_with_small_gradients_add_up_in_the_norm() -> None:
+    """A sum of their squares in floating point would lose each of them beside the square 1 of another one."""
+    small, clip, names = 2.0**-27, 0.5, [f"small{index}" for index in range(1024)]
+    net = Net(
+        lambda net, values: values[:, :1] * net.first + values[:, 1:] * sum(getattr(net, name) for name in names),
+        **{name: nn.Parameter(torch.zeros(1)) for name in ("first", *names)},
+    )
+    objective = ModuleObjective(net, AbsoluteError(), 0, F64)
+    records = Records(torch.tensor([[1.0, small]] * 2, dtype=F64), torch.full((2,), -1.0, dtype=F64))
+    for row in list_increments(objective, torch.zeros(objective.dimension, dtype=F64), records, clip):
+        assert sum(Fraction(value) ** 2 for value in row.tolist()) <= Fraction(clip) ** 2
 
 
 @pytest.mark.parametrize(

@@ -231,6 +231,7 @@ def test_nothing_is_claimed_of_how_far_a_client_moves() -> None:
     moved = LocalSteps(softmax(), STEP, STEPS)
     assert moved.lipschitz == moved.smoothness == math.inf
     assert not moved.convex
+    assert moved.convex_within == PerUnit(moved, MOST).convex_within == 0.0
 
 
 def test_labels_that_no_record_has() -> None:
