@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import fedpriv
-from fedpriv.addons.begin.advise import NETWORK_CLIP, NETWORK_ROUNDS, NETWORK_STEP, RECURRENT_STEP, as_advised
+from fedpriv.addons.begin.advise import NETWORK_CLIP, NETWORK_ROUNDS, NETWORK_STEP, SEQUENCE_STEP, as_advised
 from fedpriv.addons.begin.command import create_folder
 from fedpriv.core.files import find_scenario_file
 from fedpriv.data.named import ARGUMENT_NAMES, make_dataset
@@ -138,10 +138,20 @@ def test_advised_network_settings_are_fixed_and_independent_of_the_records() -> 
     assert says["algorithm"] == algorithm
 
 
-@pytest.mark.parametrize("layer", [nn.LSTM(20, 4), nn.GRUCell(20, 4), nn.Linear(20, 4)])
-def test_a_module_with_recurrent_layers_is_advised_a_longer_step(layer: nn.Module) -> None:
-    module = nn.Sequential(nn.Identity(), nn.ModuleDict({"first": layer}))
-    step = RECURRENT_STEP if isinstance(layer, nn.RNNBase | nn.RNNCellBase) else NETWORK_STEP
+@pytest.mark.parametrize(
+    ("layers", "step"),
+    [
+        ([nn.LSTM(20, 4)], SEQUENCE_STEP),
+        ([nn.GRUCell(20, 4)], SEQUENCE_STEP),
+        ([nn.TransformerEncoderLayer(20, 4, 8)], SEQUENCE_STEP),
+        ([nn.Embedding(9, 20), nn.TransformerEncoderLayer(20, 4, 8)], NETWORK_STEP),
+        ([nn.Linear(20, 4)], NETWORK_STEP),
+    ],
+)
+def test_layers_that_read_sequences_of_numbers_are_advised_a_longer_step(
+    layers: list[nn.Module], step: float
+) -> None:
+    module = nn.Sequential(nn.Identity(), nn.ModuleDict({"first": nn.Sequential(*layers)}))
     assert as_advised(own(), dataset(1000), {}, module)["algorithm"]["step"] == step
 
 

@@ -155,7 +155,9 @@ def test_a_metric_that_the_results_lack_is_named_with_those_that_are_there(resul
 @pytest.mark.parametrize("role", ["along", "smallest"])
 def test_an_axis_of_growth_that_has_words_is_refused(role: str) -> None:
     """Before: a ValueError after the run."""
-    with pytest.raises(InputError, match=rf"scaling.{role}: label.setting is swept over \['good', 'bad'\]; expected"):
+    with pytest.raises(
+        InputError, match=rf"scaling.{role}: label.setting is swept over \['good', 'bad'\]; expected"
+    ):
         scenario(**{role: "label.setting"})
 
 

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fedpriv as package
-from fedpriv.addons.begin.advise import CLIP, REASONS, RECURRENT_STEP, Advice, Facts, advise, advise_on_facts
+from fedpriv.addons.begin.advise import CLIP, REASONS, SEQUENCE_STEP, Advice, Facts, advise, advise_on_facts
 from fedpriv.claims.claim import compute_claim
 from fedpriv.claims.ledger import make_release_streams
 from fedpriv.core.errors import InputError
@@ -215,13 +215,13 @@ def test_the_command_names_the_import_that_a_network_needs(tmp_path: Path) -> No
     assert "fedpriv run net.toml --import FILE, which adds my-network" in " ".join(done.stdout.split())
 
 
-def test_recurrent_layers_are_asked_for_with_a_network_alone(tmp_path: Path) -> None:
-    words = "advise --silos 3 --records 60 --features 4 --classes 2 --epsilon 3 --recurrent --json"
+def test_layers_for_sequences_are_asked_for_with_a_network_alone(tmp_path: Path) -> None:
+    words = "advise --silos 3 --records 60 --features 4 --classes 2 --epsilon 3 --sequence --json"
     network = fedpriv(*words.split(), "--parameters", "500", cwd=tmp_path)
-    assert json.loads(network.stdout)["scenario"]["algorithm"]["step"] == RECURRENT_STEP
+    assert json.loads(network.stdout)["scenario"]["algorithm"]["step"] == SEQUENCE_STEP
     refused = fedpriv(*words.split(), cwd=tmp_path)
     assert refused.returncode == 2
-    assert "only a network has recurrent layers; give its parameters, too" in " ".join(refused.stderr.split())
+    assert "only a network has such layers; give its parameters, too" in " ".join(refused.stderr.split())
 
 
 def test_the_advised_clip_norm_is_a_constant_times_the_root_of_features_plus_one() -> None:

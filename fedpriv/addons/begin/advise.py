@@ -61,8 +61,8 @@ REAL_TRAVEL, REAL_TURN = 0.7, 2.0
 """Travel over q, and largest move of a prediction in a round, for a real target in -1 … 1."""
 NETWORK_ROUNDS, NETWORK_CLIP, NETWORK_STEP = 100, 1.0, 0.02
 """Rounds without a limit, clip, and step in these rounds up to `NETWORK_WIDTH` parameters."""
-RECURRENT_STEP = 0.05
-"""Step of a network with recurrent layers, as `NETWORK_STEP` is of others."""
+SEQUENCE_STEP = 0.05
+"""Step of a network whose recurrent or attention layers read numbers, as `NETWORK_STEP` is of others."""
 NETWORK_WIDTH, WIDTH_POWER = 10_000, 1.0 / 3.0
 """Parameters above which the step falls, as parameters^(-power)."""
 MIN_Q = {True: 3.5, False: 1.5}
@@ -102,9 +102,9 @@ NETWORK_REASONS = {
     "federation.rounds": f"{NETWORK_ROUNDS}, or fewer if no more are allowed: in these more was learnt than in 30",
     "algorithm.clip": f"{NETWORK_CLIP:g}, about the length of a network's gradients near a minimum: a smaller "
     "one turns every gradient into its direction, which misses the mean of skewed targets, such as counts",
-    "algorithm.step": f"{NETWORK_STEP:g}, or {RECURRENT_STEP:g} with recurrent layers, up to {NETWORK_WIDTH:,} "
-    f"parameters, less by their cube root above, and longer by √({NETWORK_ROUNDS} / rounds) in fewer rounds: "
-    "noise moves a parameter by about step · √rounds, and recurrent layers learn little near their start",
+    "algorithm.step": f"{NETWORK_STEP:g}, or {SEQUENCE_STEP:g} if recurrent or attention layers read numbers, up "
+    f"to {NETWORK_WIDTH:,} parameters, less by their cube root above, and longer by √({NETWORK_ROUNDS} / rounds) "
+    "in fewer rounds: noise moves a parameter by about step · √rounds, and such layers learn little near their start",
     "algorithm.trust": REASONS["algorithm.trust"],
     "federation.sampling": REASONS["federation.sampling"],
 }
@@ -126,11 +126,11 @@ class Facts:
     | `rounds` | largest number of rounds that is allowed, or None for no limit |
     | `records_of_person` | largest number of a person's or client's records that count, for these units |
     | `parameters` | d, number of trained parameters of a network, or None for a linear model |
-    | `recurrent` | whether a network has recurrent layers, such as an LSTM |
+    | `sequence` | whether recurrent or attention layers of a network read numbers, such as an LSTM on signals |
 
     Raises:
         InputError: If the number of silos or another number is out of its range, the unit is unknown, a unit
-            other than "record" lacks `records_of_person`, or a linear model is to have recurrent layers.
+            other than "record" lacks `records_of_person`, or a linear model is to have layers for sequences.
     """
 
     sizes: tuple[int, ...]
@@ -145,7 +145,7 @@ class Facts:
     unit: str = RECORD.name
     records_of_person: int | None = None
     parameters: int | None = None
-    recurrent: bool = False
+    sequence: bool = False
 
     def __post_init__(self) -> None:
         """Refuse facts outside of the ranges for which advice is computed.
@@ -164,8 +164,8 @@ class Facts:
             _check_number("feature_norm", self.feature_norm, 1e-6, 1e6)
         if self.parameters is not None:
             _check_integer("parameters", self.parameters, 1, 10**10)
-        elif self.recurrent:
-            raise InputError("advise: recurrent: only a network has recurrent layers; give its parameters, too")
+        elif self.sequence:
+            raise InputError("advise: sequence: only a network has such layers; give its parameters, too")
         _check_number("epsilon", self.epsilon, 1e-3, 100.0)
         _check_number("delta", self.delta, 1e-30, 0.01)
         # Refuses an unknown unit, and persons without a positive number of records.
@@ -380,14 +380,15 @@ def _choose_numbers(facts: Facts) -> _AdvisedNumbers:
     turn a score too far.  Classes get as many rounds, from 30 to 100, as the travel needs, and a real target 30.
     The clip is 0.1 √(F² + 1), to three digits, and the step travel / (clip · rounds).
 
-    A network has clip 1, 100 rounds and the step 0.02, or 0.05 with recurrent layers, which is shorter for many
-    parameters and longer for fewer rounds.  A limit on rounds in the facts comes before these numbers.
+    A network has clip 1, 100 rounds and the step 0.02, or 0.05 if recurrent or attention layers read numbers.  The
+    step is shorter for many parameters and longer for fewer rounds.  A limit on rounds in the facts comes before
+    these numbers.
     """
     q, max_norm = _find_q(facts), math.hypot(facts.norm, 1.0)
     if facts.parameters is not None:
         rounds = _network_rounds(facts)
         width_factor = min(1.0, (NETWORK_WIDTH / facts.parameters) ** WIDTH_POWER)
-        base_step = RECURRENT_STEP if facts.recurrent else NETWORK_STEP
+        base_step = SEQUENCE_STEP if facts.sequence else NETWORK_STEP
         step = base_step * math.sqrt(NETWORK_ROUNDS / rounds) * width_factor
         return _AdvisedNumbers(q, rounds, NETWORK_CLIP, step, NETWORK_CLIP)
     if facts.classes:
@@ -570,7 +571,7 @@ def advise(
         data: The scenario's [data], by default the file records.npz.  The file is not opened.
         name: Name of the scenario.
         further_facts: Further fields of `Facts`, which are delta, trust, feature_norm, rounds, relation,
-            unit, records_of_person, and for a network `parameters` and `recurrent`.
+            unit, records_of_person, and for a network `parameters` and `sequence`.
 
     Returns:
         The scenario with reasons, the forecast of its noise, and alternatives.
@@ -621,6 +622,14 @@ def advise_on_table(path: Path, schema: TableSchema, sizes: Sequence[int], unit:
     return advise_on_facts(facts, data_section, name or "table")
 
 
+def _reads_sequences(module: nn.Module) -> bool:
+    """Whether a module has a recurrent layer or attention of torch, and no embedding of tokens."""
+    layers = list(module.modules())
+    return any(
+        isinstance(layer, nn.RNNBase | nn.RNNCellBase | nn.MultiheadAttention) for layer in layers
+    ) and not any(isinstance(layer, nn.Embedding) for layer in layers)
+
+
 OWN_DATA_SCENARIO = "own-data"
 _FACT_KEYS = ("federation.silos", "federation.samples", "federation.rounds", "algorithm.trust")
 _FURTHER_KEYS = ("privacy.epsilon", "privacy.delta", "privacy.relation", "algorithm.clip", "algorithm.step")
@@ -641,7 +650,7 @@ def as_advised(
 
     Guarantee: of `data` the number of records, their width and `class_count` decide; no record does, and no label
     other than by `class_count`, which `make_dataset` infers from the labels unless the program gives it.  Of
-    `module` the number of trained parameters decides, and whether a layer is one of torch's recurrent ones.
+    `module` the number of trained parameters decides, and `_reads_sequences`.
 
     Args:
         tree: Scenario as nested dictionaries.
@@ -687,8 +696,7 @@ def as_advised(
             parameters=None
             if module is None
             else sum(parameter.numel() for parameter in trainable_parameters(module).values()),
-            recurrent=module is not None
-            and any(isinstance(layer, nn.RNNBase | nn.RNNCellBase) for layer in module.modules()),
+            sequence=module is not None and _reads_sequences(module),
         )
         advised_tree = advise_on_facts(facts).tree
     except (InputError, TypeError, ValueError, ZeroDivisionError):

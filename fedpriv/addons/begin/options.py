@@ -24,8 +24,8 @@ def advise(
     parameters: Annotated[
         int | None, typer.Option(help="Number of trained parameters of a network; by default a linear model.")
     ] = None,
-    recurrent: Annotated[
-        bool, typer.Option("--recurrent", help="The network has recurrent layers, such as an LSTM.")
+    sequence: Annotated[
+        bool, typer.Option("--sequence", help="The network has recurrent or attention layers that read numbers.")
     ] = False,
     data: Annotated[
         str | None, typer.Option(help="Name or file of the data, for the scenario; it is not opened.")
@@ -46,7 +46,7 @@ def advise(
         "feature_norm": feature_norm,
         "rounds": rounds,
         "parameters": parameters,
-        "recurrent": recurrent,
+        "sequence": sequence,
     }
     print_advice(
         silos, records, {"features": features, "classes": classes, **further_facts}, data, out, as_json=as_json
