@@ -104,7 +104,8 @@ NETWORK_REASONS = {
     "one turns every gradient into its direction, which misses the mean of skewed targets, such as counts",
     "algorithm.step": f"{NETWORK_STEP:g}, or {SEQUENCE_STEP:g} if recurrent or attention layers read numbers, up "
     f"to {NETWORK_WIDTH:,} parameters, less by their cube root above, and longer by √({NETWORK_ROUNDS} / rounds) "
-    "in fewer rounds: noise moves a parameter by about step · √rounds, and such layers learn little near their start",
+    "in fewer rounds: noise moves a parameter by about step · √rounds, and such layers learn little near their "
+    "start",
     "algorithm.trust": REASONS["algorithm.trust"],
     "federation.sampling": REASONS["federation.sampling"],
 }
