@@ -152,8 +152,8 @@ class BufferedToeplitz(Toeplitz):
         Guarantee: the sensitivity is the same as without this scale.
 
         Raises:
-            InputError: Participation is secret or no single pass, clips differ, or the mechanism does not factor
-                the workload.
+            InputError: Participation is secret, in fresh permutations or no single pass, clips differ, or the
+                mechanism does not factor the workload.
         """
         if not (workload.public_order.single_pass and workload.equal_clips):
             raise InputError("scale: noise is scaled in a single pass with the same clip in every round only")
