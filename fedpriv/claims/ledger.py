@@ -292,8 +292,8 @@ def _read_increment_diameter(data: Mapping[str, Any], schedule: Participation) -
         )
     if bound < APART and (schedule.secret or schedule.client_initiated):
         raise InputError(
-            f"ledger: increments that are {bound} clips apart with {schedule.title}: where rounds are secret or up "
-            f"to clients they are {APART:g}"
+            f"ledger: increments that are {bound} clips apart with {schedule.title}: where rounds are secret or "
+            f"up to clients they are {APART:g}"
         )
     return float(bound)
 

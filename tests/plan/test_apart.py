@@ -125,7 +125,9 @@ def test_a_ledger_of_secret_rounds_with_a_smaller_increment_diameter_is_refused(
         data["participation"]["rounds_per_epoch"] = 1
     whole = stream_from_data({**data, "apart": 2.0})
     assert whole.schedule.secret
-    with pytest.raises(InputError, match=r"clips apart with .*: where rounds are secret or up to clients they are 2"):
+    with pytest.raises(
+        InputError, match=r"clips apart with .*: where rounds are secret or up to clients they are 2"
+    ):
         stream_from_data(data)
 
 
@@ -143,7 +145,9 @@ def test_clients_that_decide_when_they_come_have_an_increment_diameter_of_two_cl
     data = stream_to_data(make_release_streams(found, 1)[0]) | {"clips": [[1.0, 2]]}
     data["participation"] = order.to_data()
     assert stream_from_data({**data, "apart": 2.0}).schedule == order
-    with pytest.raises(InputError, match=r"clips apart with .*: where rounds are secret or up to clients they are 2"):
+    with pytest.raises(
+        InputError, match=r"clips apart with .*: where rounds are secret or up to clients they are 2"
+    ):
         stream_from_data(data)
 
 
@@ -164,7 +168,7 @@ def test_an_exact_release_needs_a_clip_norm_of_enough_lattice_units(tmp_path: Pa
 def test_an_exact_release_of_several_batches_needs_enough_lattice_units_in_every_round(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Round 2 reads 2^12 batches, and its clip in a mean over one has 2^12 times fewer units than that of round 1."""
+    """Round 2 reads 2^12 batches, so that its clip has 2^12 times fewer units than that of round 1."""
     asked, order = plan(tmp_path), FixedOrder(2, 2, (1, 2**12))
     estimator, objective = asked.make_plan().estimator, cast(Objective, SimpleNamespace(dimension=10_000))
     monkeypatch.setattr(Cell, "schedule", order)
