@@ -269,7 +269,7 @@ def _read_increment_diameter(data: Mapping[str, Any], schedule: Participation) -
     Guarantee: the diameter is below 2 clips only in a public order, of one round or with independent noise for the
     increments of each round alone.  In secret rounds an increment's distance from zero leaks, too, and this
     distance is a whole clip however close two increments are.  If clients decide when they come, a client may be
-    exchanged for one that comes in other rounds, √2 clips away.
+    exchanged for one that comes in other rounds, and then even equal increments do not cancel.
 
     Args:
         data: Stream as plain data.

@@ -251,7 +251,8 @@ def calibrate_trees(trees: Trees, workload: Workload, shares: Literal["best", "e
 
     M_k is the largest squared displacement of a record in group k = early, late, difference, residual.  A group
     with M_k = 0 gets the standard deviation 0.  The shares λ_k of the groups sum to 1.  The sensitivity, the root
-    of the largest sum of (squared displacement) / std_k² of a record, is then at most the largest clip.
+    of the largest sum of (squared displacement) / std_k² of a record, is then at most the largest clip, up to
+    rounding.
 
     Args:
         trees: Trees, whose standard deviations are replaced.

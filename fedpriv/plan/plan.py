@@ -446,11 +446,11 @@ def find_increment_diameter(
     under replace-one.
 
     Guarantee: the result is smaller than 2 only where all that is released is one round's sum of increments, or
-    sums of plain gradients with independent noise in every round.  There, the increments of a round are public
-    vectors, moments, gradients with Hessians, means of them, or zeros, no two of them further apart than the
-    objective's `diameter`.  Clipping, a projection on a ball, brings none further apart.  Only classes in
-    `PROVED_DIAMETERS` that fedpriv ships are believed, and only if rounds are public, and clients do not decide on
-    them: a client may be exchanged for one that comes in other rounds, √2 clips away however close increments are.
+    sums of plain gradients with independent noise in every round.  There, increments of a round, means of several,
+    and zeros are no further apart than the objective's `diameter`.  Clipping, a projection on a ball, brings none
+    further apart.  Only classes in `PROVED_DIAMETERS` that fedpriv ships are believed, and only if rounds are
+    public and no client decides on them: a client may be exchanged for one that comes in other rounds, and then
+    even equal increments do not cancel.
 
     Args:
         objective: Objective of the row, by records.
