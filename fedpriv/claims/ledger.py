@@ -268,7 +268,8 @@ def _read_increment_diameter(data: Mapping[str, Any], schedule: Participation) -
 
     Guarantee: the diameter is below 2 clips only in a public order, of one round or with independent noise for the
     increments of each round alone.  In secret rounds an increment's distance from zero leaks, too, and this
-    distance is a whole clip however close two increments are.
+    distance is a whole clip however close two increments are.  If clients decide when they come, a client may be
+    exchanged for one that comes in other rounds, and then even equal increments do not cancel.
 
     Args:
         data: Stream as plain data.
@@ -289,10 +290,10 @@ def _read_increment_diameter(data: Mapping[str, Any], schedule: Participation) -
             f"ledger: apart = {bound}: a run's increments are 2 clips apart, or from 1 to 2 in a single round or "
             "in rounds with independent noise and no running sum"
         )
-    if bound < APART and schedule.secret:
+    if bound < APART and (schedule.secret or schedule.client_initiated):
         raise InputError(
-            f"ledger: increments that are {bound} clips apart with {schedule.title}: where rounds are secret they "
-            f"are {APART:g}"
+            f"ledger: increments that are {bound} clips apart with {schedule.title}: where rounds are secret or "
+            f"up to clients they are {APART:g}"
         )
     return float(bound)
 

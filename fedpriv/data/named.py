@@ -305,7 +305,7 @@ def load_held_out(name: str, root: Path | None = None, table: TableSchema | None
         return load_npz_held_out(str(find_file(name)))
     if is_user_data(name) or name in COMPUTED_DATA_SETS:
         data = load(name, root, table)
-        return HeldOutData(data.test_images, data.test_labels, data.class_count)
+        return HeldOutData(data.test_images, data.test_labels, data.class_count, data.sites)
     if (schema := find_schema(name, table)) is not None:
         return load_table_held_out(name, table_path(name, root), schema)
     check_data_name(name)

@@ -75,7 +75,7 @@ class HeldOutData:
     class_count: int
     """Number of classes, or 0 for a regression."""
     sites: Sites | None = None
-    """Sites of a table's test records, without training records, or None for other data or without sites."""
+    """Sites of the test records, or None if the data name no sites."""
     label_scale: float = 1.0
     """Number of units of a real target that a difference of 1 between labels stands for."""
 

@@ -149,11 +149,11 @@ class BufferedToeplitz(Toeplitz):
     def with_equal_columns(self, workload: Workload) -> Self:
         """Return the mechanism with the `column_scale` that makes every column of C as long as the first.
 
-        Guarantee: the sensitivity is the same as without this scale.
+        Guarantee: the sensitivity is the same as without this scale, up to rounding.
 
         Raises:
-            InputError: Participation is secret or no single pass, clips differ, or the mechanism does not factor
-                the workload.
+            InputError: Participation is secret, in fresh permutations or no single pass, clips differ, or the
+                mechanism does not factor the workload.
         """
         if not (workload.public_order.single_pass and workload.equal_clips):
             raise InputError("scale: noise is scaled in a single pass with the same clip in every round only")

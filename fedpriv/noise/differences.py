@@ -24,9 +24,9 @@ order, where no part is clipped, the part of the estimate without noise is plain
 In the first round of an epoch r is 0.
 
 `AlignedDifferences` is a variant of Algorithm 2's noise whose trees of G and Δ lie inside epochs, while the tree
-of r spans the run.  The variant is ours, not the paper's.  The paper composes the sums of the last N rounds from
-windows that slide over epoch boundaries.  The variant composes them from prefixes of single epochs q = 0, 1, …,
-which are the first p rounds of an epoch, p = 1 … N:
+of r spans the run.  The variant is ours, not the paper's.  The paper composes the sum of G up to round t from
+windows of N rounds, which slide over epoch boundaries.  The variant composes it from prefixes of single epochs q =
+0, 1, …, which are the first p rounds of an epoch, p = 1 … N:
 
     Q_{q,p} = (1 - γ) (Q_{q-1,p} + prefix of Δ) + γ (prefix of G),   Q_{0,p} = prefix of G
     sum of G up to t = Q_{q,p} + Σ_{k<q} decay^{p + (q-1-k) N} Q_{k,N}
@@ -111,7 +111,7 @@ class DifferenceTrees(Mechanism):
 
     Guarantee: for queries that move by at most `movement` a round (any queries for None), one record moves each
     part of its rounds by no more than the bound of the module's table, whatever was released before.  It moves a
-    node by no more than the decayed sum of these bounds over its rounds in the node.  The squares of these moves
+    node by no more than the decayed sum of these bounds over its rounds in the node.  The squares of these sums
     over `std_*`², summed over every released node that holds the record, are at most the square of the sensitivity
     (adaptive composition of Gaussian mechanisms), and equal to it for the worst record unless `least` is larger.
     """
@@ -251,7 +251,8 @@ def calibrate_trees(trees: Trees, workload: Workload, shares: Literal["best", "e
 
     M_k is the largest squared displacement of a record in group k = early, late, difference, residual.  A group
     with M_k = 0 gets the standard deviation 0.  The shares λ_k of the groups sum to 1.  The sensitivity, the root
-    of the largest sum of (squared displacement) / std_k² of a record, is then at most the largest clip.
+    of the largest sum of (squared displacement) / std_k² of a record, is then at most the largest clip, up to
+    rounding.
 
     Args:
         trees: Trees, whose standard deviations are replaced.

@@ -9,7 +9,8 @@ may have noise in floating point (`calibrate_float_noise`), which protects nobod
 
 A cell may leave its noise to be fitted: a fit then chooses the mechanism's name and numbers (`fit_cell_noise`) for
 little noise in a target.  The target is the points that the run publishes, or the released sums themselves if
-the row's theorems depend on their mean noise.  A fit depends on public numbers only.
+the row's theorems depend on their mean noise, or if no such point depends on a release.  A fit depends on public
+numbers only.
 """
 
 import dataclasses
@@ -84,7 +85,7 @@ def compute_response(
         Weights of the evenly spaced points, (points, T), and of the output, (T,).
 
     Raises:
-        InputError: The optimizer is not linear in the released sums.
+        InputError: Over the first 4 rounds the optimizer turns out not to be linear in the releases.
     """
     probe = _OptimizerStream(optimizer, make_round, (False, True))
     _check_linear(probe, rounds)
@@ -291,7 +292,7 @@ def response_and_workload(
 def _fit_request(cell: Cell) -> str | None:
     """Return a JSON text of all that the fit of a cell depends on, or None if no noise is to be fitted.
 
-    Values of `SCALE_SETTINGS` are left out, so that cells that differ in them only share a fit.
+    `SCALE_SETTINGS` count as 1, but for a clip "growing", so that cells that differ in scales only share a fit.
     """
     settings = cell.algorithm.settings
     if not (isinstance(settings, NoiseSettings) and settings.needs_fit):
@@ -508,10 +509,12 @@ def make_exact_plan(
     except InputError as error:
         raise InputError(f"{name}: what it releases cannot be made of integers: {error}") from None
     # A diameter below 2 clips allows for the rounding of increments to units only if a clip has many units.
-    if increment_diameter < APART and math.sqrt(objective.dimension) * _MIN_CLIP_UNITS > min(exact.norms(1)):
+    if increment_diameter < APART and math.sqrt(objective.dimension) * _MIN_CLIP_UNITS > (
+        min_norm := min(min(exact.norms(t)) for t in rounds)
+    ):
         raise InputError(
-            f"{name}: {objective.dimension} values with a clip of {min(exact.norms(1))} units are too coarse; ask "
-            "for fewer cells, or take a longer word"
+            f"{name}: {objective.dimension} values with a clip of {min_norm} units are too coarse; ask for fewer "
+            "cells, or take a longer word"
         )
     if exact.claim.slack > MAX_SLACK / (2 if cell.budget.other_mu else 1):  # first step and rounds have half each
         raise InputError(
@@ -694,7 +697,8 @@ def calibrate_float_noise(
         increment_diameter: Largest distance of two increments, in clips.
 
     Raises:
-        InputError: The participation cannot be accounted for with this mechanism, or no finite noise is enough.
+        InputError: The participation cannot be accounted for with this mechanism, or no noise that is tried is
+            enough.
     """
     target, relation, delta = cell.target_mu, cell.privacy.relation, cell.privacy.delta
     if target is None:

@@ -49,9 +49,9 @@ def first_step_cell(cell: Cell) -> Cell | None:
     The first step is a run of DP-SGD with one round, whose objective is moments of the columns with numbers.
     All records that a silo can read in the later rounds take part in it, once.
 
-    Guarantee: the first step is √share · μ-GDP for each record under the cell's relation, where the run's target
-    is μ, and share is the part of μ² that [data.scale] gives to the first step.  A run without a target has a
-    first step without noise.
+    Guarantee: the target of the first step is √share · μ or less, for each record under the cell's relation, where
+    the run's target is μ, and share is the part of μ² that [data.scale] gives to the first step.  A run without a
+    target has a first step without noise.
 
     Raises:
         InputError: DP-SGD cannot be run with the algorithm's trust setting, or the algorithm's rounds do not fit.
@@ -306,9 +306,9 @@ class EvaluationPlan:
     silo_names: tuple[str, ...]
     """Names of silo 0, 1, … for metrics of each silo, or empty if only metrics of all silos are reported."""
     counted_share: float = 1.0
-    """Public share of the rows read that count, by which means over rows are divided.
+    """Public, expected share of the rows read that count, by which means over rows are divided.
 
-    The share is 1 unless cells of a table decide which rows count.
+    The share is 1 unless cells of a table decide which rows are for testing.
     """
 
     @property
@@ -319,7 +319,7 @@ class EvaluationPlan:
     def metrics(self, published: Tensor) -> dict[str, float]:
         """Compute metrics by name from an evaluation's published means.
 
-        Means over the rows read are divided by `counted_share`, to become means over the rows that count.  With
+        Means over the rows read are divided by `counted_share`, to estimate means over the rows that count.  With
         `silo_names` each silo's metrics follow under "metric_at_name", with their unweighted mean and their worst
         value.  If the scores have curves, such as the ROC curve, their figures are added, for each silo only with
         `silo_names` and without groups.
@@ -328,7 +328,7 @@ class EvaluationPlan:
             published: Mean scores over the rows read, with any noise: (silos, numbers of a score), or (1, numbers
                 of a score) if only the mean over silos is published.
         """
-        # From here `published` has means over the rows that count.
+        # From here `published` has means over the rows that count, if their share is the expected one.
         row_means, published = published.double(), published.double() / self.counted_share
         shares = torch.tensor(self.plan.weights if self.publishes_each_silo else (1.0,), dtype=torch.float64)
         metrics = {name: float(value) for name, value in self.scores.to_metrics(shares @ published).items()}
@@ -394,7 +394,8 @@ def make_evaluation_plan(cell: Cell, objective: Objective, *, for_release: bool 
     """Plan a cell's evaluations as a separate run, whose queries are models.
 
     Guarantee: if `evaluation.mu` is given, the releases of all evaluations together are `evaluation.mu`-GDP for
-    each test record.
+    each test record.  On integers this holds up to the slack of `make_exact_plan`, and in floating point it holds
+    in real arithmetic.
 
     Args:
         cell: Cell of the training.

@@ -1,10 +1,11 @@
 """Plan of a run: everything that is public and fixed before round 1.
 
-Silo, server, accountant and engines build the same plan from the same scenario cell (`make_plan`), so that no
-number has to be sent.  A cell is one run of a scenario with all its settings, and its row the algorithm that it
-names: estimator (increments and running sums), mechanism (noise) and optimizer.  An increment is a record's
-clipped contribution to a round, and a release a running sum of increments with its noise.  Participation says
-which records a round reads, and a unit of protection is a record, or a person or client with several.
+Silo, server, accountant and engines build the same plan from the same scenario cell (`make_plan`), so that
+nothing but the cell has to be sent.  A cell is one run of a scenario with all its settings, and its row the
+algorithm that it names: estimator (increments and running sums), mechanism (noise) and optimizer.  An increment is
+a record's clipped contribution to a round, and a release a running sum of increments with its noise.
+Participation says which records a round reads, and a unit of protection is a record, or a person or client with
+several.
 """
 
 import math
@@ -66,7 +67,7 @@ def check_absences(cell: Cell, estimator: Estimator, mechanism: Mechanism) -> No
 
 
 def allows_absences(estimator: Estimator, mechanism: Mechanism) -> bool:
-    """Whether a silo may skip rounds.
+    """Whether estimator and mechanism allow that a silo skips rounds.
 
     An increment with gradients at earlier queries then takes the queries that the silo answered last.
     """
@@ -130,7 +131,7 @@ class Plan:
     A round's mean over a silo has the fixed denominator batch size · `PlannedRound.batch_count`.
     """
     weights: tuple[float, ...]
-    """Weight p_i of each silo's mean in the server's mean.  The weights sum to 1."""
+    """Weight p_i of each silo's mean in the server's mean.  The weights sum to 1 up to rounding."""
     estimator: Estimator
     """Definition of the increments and their running sums, round by round."""
     mechanism: Mechanism
@@ -166,7 +167,7 @@ class Plan:
     masked: bool = field(init=False)
     """Whether the server learns only the sum of the silos' messages."""
     needs_batch_layout: bool = field(init=False)
-    """Whether the objective needs the silos and rows of a round (`Objective.for_batch`)."""
+    """Whether the objective may need the silos and rows of a round (`Objective.for_batch`)."""
     max_batches: int = field(init=False)
     """Most batches that a silo reads in a round."""
     integers_at_server: bool = field(init=False)
@@ -227,7 +228,7 @@ class Plan:
         object.__setattr__(self, "rounds", tuple(map(self._add_integers, rounds)) if is_exact else rounds)
 
     def _add_integers(self, planned_round: PlannedRound) -> PlannedRound:
-        """Return a round with its numbers on the lattice, and the lengths of its integer messages.
+        """Return a round with its numbers on the lattice, and with the lengths that these imply.
 
         A server stores d numbers of a round, or d for each noise vector if it adds up integers.  A masked message
         of integers has bytes of words in place of numbers.  The derived fields `integers_at_server` and `masked`
@@ -256,7 +257,7 @@ class Plan:
 
     @property
     def max_clip(self) -> float:
-        """Largest clip of any round and part of an increment, for a single record and before any division."""
+        """Largest clip of any round and part of an increment, for one unit and before any division."""
         return max(max(round_plan.step.clips) for round_plan in self.rounds)
 
     def check_release_noise(self) -> None:
@@ -415,7 +416,7 @@ def silo_weights(cell: Cell) -> tuple[float, ...]:
 
     Silos with budgets μ_i of their own have the weights (B_i μ_i)² / Σ (B μ)².  In a public order noise has the
     variance 1 / (B_i μ_i)² up to a factor that all silos share, so that of all fixed weights these leave the least
-    noise in the mean.  The weights are public, sum to 1, and are fixed before round 1.
+    noise in the mean.  The weights are public, sum to 1 up to rounding, and are fixed before round 1.
     """
     sizes, mus = cell.batch_sizes, cell.target_mus
     shares = (
@@ -445,10 +446,11 @@ def find_increment_diameter(
     under replace-one.
 
     Guarantee: the result is smaller than 2 only where all that is released is one round's sum of increments, or
-    sums of plain gradients with independent noise in every round.  There, the increments of a round are public
-    vectors, moments, gradients with Hessians, means of them, or zeros, no two of them further apart than the
-    objective's `diameter`.  Clipping, a projection on a ball, brings none further apart.  Only classes in
-    `PROVED_DIAMETERS` that fedpriv ships are believed, and only if rounds are public.
+    sums of plain gradients with independent noise in every round.  There, increments of a round, means of several,
+    and zeros are no further apart than the objective's `diameter`.  Clipping, a projection on a ball, brings none
+    further apart.  Only classes in `PROVED_DIAMETERS` that fedpriv ships are believed, and only if rounds are
+    public and no client decides on them: a client may be exchanged for one that comes in other rounds, and then
+    even equal increments do not cancel.
 
     Args:
         objective: Objective of the row, by records.
@@ -462,7 +464,7 @@ def find_increment_diameter(
     is_each_round_alone = order.rounds == 1 or (type(estimator) is PlainGradient and estimator.decay == 0.0)
     if type(objective) not in PROVED_DIAMETERS or not is_shipped(type(objective)) or order.secret:
         return APART
-    if not is_plain or not is_independent or not is_each_round_alone:
+    if not is_plain or not is_independent or not is_each_round_alone or order.client_initiated:
         return APART
     diameter: float = cast(Any, objective).diameter
     return min(APART, max(1.0, diameter / float(first.clip)) * (1.0 + ROUNDING_ALLOWANCE))

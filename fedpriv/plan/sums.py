@@ -22,7 +22,7 @@ from fedpriv.noise.sensitivity import MAX_ROUNDS
 from fedpriv.noise.series import Workload
 
 _ROUNDING = 1e-14
-"""Relative rounding of the norm of a column."""
+"""Relative rounding of the squared norm of a column, for each of its rounds."""
 
 
 class IntegerRelease(NamedTuple):
@@ -98,7 +98,7 @@ class RunningSums:
                 f"a record moves in two of its rounds would overlap; set groups to {blocks.bands} or more, or "
                 "take fewer bands"
             )
-        return float(np.max(self.workload.clips * blocks.norms) * (1.0 + _ROUNDING))
+        return float(np.max(self.workload.clips * blocks.norms) * (1.0 + _ROUNDING * self.workload.rounds))
 
     def displacement_and_overlap(self, groups: int) -> tuple[float, float]:
         """Compute κ and the largest overlap of two rounds of one record, 0 for disjoint blocks.
@@ -116,8 +116,8 @@ class RunningSums:
             groups: Distance of two consecutive rounds in which a record may take part.
 
         Raises:
-            InputError: `block_displacement` refuses the noise, or there are more than 2,000 rounds in which a
-                record may take part.
+            InputError: `block_displacement` refuses the noise, the mechanism is for other sums, or there are more
+                than 2,000 rounds in which a record may take part.
         """
         if not self.mechanism.fades or self.exact or self.mechanism.assumption is not None:
             return self.block_displacement(groups), 0.0
@@ -130,11 +130,14 @@ class RunningSums:
                 f"{len(rounds_by_group[0]):,} rounds, and overlaps are looked at up to "
                 f"{MAX_ROUNDS:,}; set federation.groups higher"
             )
-        max_square = float(np.max(clips**2 * columns.squared_norms)) * (1.0 + _ROUNDING)
-        products = (columns.inner(group) * np.outer(clips[group], clips[group]) for group in rounds_by_group)
+        round_up = 1.0 + _ROUNDING * len(clips)
+        max_square = float(np.max(clips**2 * columns.squared_norms)) * round_up
         # Above the diagonal stand the products of two different rounds.
-        max_product = max(float(np.max(np.triu(group, 1))) for group in products)
-        return math.sqrt(max_square) * (1.0 + _ROUNDING), max_product * (1.0 + 1e-12) / max_square
+        max_product = max(
+            float(np.max(np.triu(columns.inner(group) * np.outer(clips[group], clips[group]), 1)))
+            for group in rounds_by_group
+        )
+        return math.sqrt(max_square) * (1.0 + _ROUNDING), max_product * (1.0 + 1e-12) * round_up / max_square
 
     def fading_overlaps(self, groups: int, bins: int) -> FadingOverlaps | None:
         """Compute a bound of the overlaps of a record's rounds as chains that fade, in units of κ².

@@ -400,6 +400,7 @@ def test_per_silo_metrics_need_test_records_with_known_sites(tmp_path: Path) -> 
     parts = by_silo((60, 60))
     cell = run(tmp_path / "run", train=parts, test=parts, set=per_silo)
     assert {name for name in cell.metrics if "silo" in name}
+    assert cell.predict(FEATURES[:3]).shape == (3,)  # the task without training records has the sites, too
     with pytest.raises(InputError, match=r"run\.per_silo: the test records are of no site"):
         run(tmp_path / "none", train=parts, set=per_silo)
 

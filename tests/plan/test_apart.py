@@ -4,7 +4,8 @@ import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -15,9 +16,15 @@ from fedpriv.claims.entries import make_entry
 from fedpriv.claims.ledger import make_release_streams, stream_from_data, stream_to_data
 from fedpriv.claims.recomputed import _is_equal
 from fedpriv.core.errors import InputError
-from fedpriv.plan.plan import make_plan
+from fedpriv.loss.objective import Objective
+from fedpriv.noise.diagonal import IndependentGaussian
+from fedpriv.participation.orders import FixedOrder
+from fedpriv.participation.registry import ClientAvailability
+from fedpriv.plan.calibration import make_exact_plan, make_workload
+from fedpriv.plan.plan import find_increment_diameter, make_plan
 from fedpriv.plan.task import make_schema_task
 from fedpriv.scenario.load import resolve_cell
+from fedpriv.scenario.schema import Cell
 from tests.conftest import small_tree
 from tests.silo.test_statistics import TABLES, plan, scenario
 
@@ -118,7 +125,29 @@ def test_a_ledger_of_secret_rounds_with_a_smaller_increment_diameter_is_refused(
         data["participation"]["rounds_per_epoch"] = 1
     whole = stream_from_data({**data, "apart": 2.0})
     assert whole.schedule.secret
-    with pytest.raises(InputError, match=r"clips apart with .*: where rounds are secret they are 2"):
+    with pytest.raises(
+        InputError, match=r"clips apart with .*: where rounds are secret or up to clients they are 2"
+    ):
+        stream_from_data(data)
+
+
+def test_clients_that_decide_when_they_come_have_an_increment_diameter_of_two_clip_norms(tmp_path: Path) -> None:
+    """Guarantee: a client may be exchanged for one that comes in another round, √2 clips away.
+
+    Moments of two clients are closer than that, so that with the charge for their distance μ would be too small.
+    """
+    moments = {"of": ["age"], "kind": "means", "edges": {"age": [0, 100]}}
+    found = plan(tmp_path, tables=[moments]).make_plan()
+    parts = found.objective, found.estimator, found.mechanism
+    assert find_increment_diameter(*parts, FixedOrder(2, 2)) < 2**0.5
+    order = ClientAvailability(rounds=2, max_participations=1, min_separation=1, rounds_per_epoch=2)
+    assert find_increment_diameter(*parts, order) == APART
+    data = stream_to_data(make_release_streams(found, 1)[0]) | {"clips": [[1.0, 2]]}
+    data["participation"] = order.to_data()
+    assert stream_from_data({**data, "apart": 2.0}).schedule == order
+    with pytest.raises(
+        InputError, match=r"clips apart with .*: where rounds are secret or up to clients they are 2"
+    ):
         stream_from_data(data)
 
 
@@ -134,6 +163,20 @@ def test_an_exact_release_needs_a_clip_norm_of_enough_lattice_units(tmp_path: Pa
     else:
         with pytest.raises(InputError, match=f"9 values with a clip of {2**23} units are too coarse"):
             make_plan(cell, objective, for_release=True)
+
+
+def test_an_exact_release_of_several_batches_needs_enough_lattice_units_in_every_round(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Round 2 reads 2^12 batches, so that its clip has 2^12 times fewer units than that of round 1."""
+    asked, order = plan(tmp_path), FixedOrder(2, 2, (1, 2**12))
+    estimator, objective = asked.make_plan().estimator, cast(Objective, SimpleNamespace(dimension=10_000))
+    monkeypatch.setattr(Cell, "schedule", order)
+    parts = estimator, IndependentGaussian(), make_workload(estimator, order)
+    least = min(make_exact_plan(asked.cell, objective, *parts).norms(2))
+    assert least < 2**22 * 100 < 2**12 * least
+    with pytest.raises(InputError, match=f"10000 values with a clip of {least} units are too coarse"):
+        make_exact_plan(asked.cell, objective, *parts, increment_diameter=1.5)
 
 
 def tree_of_one_round() -> dict[str, Any]:

@@ -32,6 +32,22 @@ def test_displacement_and_overlap_of_the_rounds_of_a_record_are_rounded_up(group
     assert overlap <= share * distance**2 <= overlap * (1 + Fraction(3, 2 * 10**12))
 
 
+def test_displacement_and_overlap_are_rounded_up_if_columns_fade_over_thousands_of_rounds() -> None:
+    """C has 1 and then ω θ^(k-1): squares that are lost one by one in a sum of floats are fractions here."""
+    rounds, lag, theta, phi = 2000, 1000, 1.0 - 1e-8, 1.0 - 1e-7
+    order = RandomAllocation(rounds, rounds, lag)
+    noise = BufferedToeplitz(1.0, (theta,), (phi,))
+    sums = RunningSums(noise, Workload(order, 1.0, np.ones(rounds)), "zero-out")
+    pole, weight = Fraction(theta), Fraction(theta) - Fraction(phi)
+    square = 1 + weight**2 * (1 - pole ** (2 * (rounds - 1))) / (1 - pole**2)
+    overlap = weight * pole ** (lag - 1) + weight**2 * pole**lag * (1 - pole ** (2 * (rounds - lag - 1))) / (
+        1 - pole**2
+    )
+    distance, share = map(Fraction, sums.displacement_and_overlap(lag))
+    assert square <= distance**2 <= square * (1 + Fraction(1, 10**10))
+    assert overlap <= share * distance**2 <= overlap * (1 + Fraction(1, 10**10))
+
+
 def test_overlaps_of_too_many_rounds_of_one_record_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plan_sums, "MAX_ROUNDS", 6)
     for rounds, groups in ((6, 1), (12, 2), (11, 2)):
