@@ -176,7 +176,7 @@ class ReleaseStream:
             InputError: If `mu` is refused, or the noise has no certificate in these rounds.
         """
         share = self.mechanism.attained_sensitivity(self.workload).value / self.sums.certified.value
-        return self.mu if share >= 1.0 else self.mu * share * (1.0 + _ROUNDING)
+        return self.mu if share >= 1.0 else self.mu * share * (1.0 + _ROUNDING * self.workload.rounds)
 
     @cached_property
     def sums(self) -> "RunningSums":
@@ -193,7 +193,7 @@ class ReleaseStream:
 
 _SILO_NAMES = re.compile("silos? ([0-9]+)(?:-([0-9]+))?")
 _ROUNDING = 1e-14
-"""Relative rounding error of a column's norm."""
+"""Relative rounding error of a column's norm, for each of its rounds."""
 
 
 def stream_to_data(stream: ReleaseStream) -> dict[str, Any]:
