@@ -165,7 +165,7 @@ _MAX_NAME_LENGTH = 128
 _MAX_MISSED_VALUES = 2**25
 """Most values of noise that are drawn for missed rounds before one answer.
 
-Drawing them takes some seconds of a CPU core.
+Drawing them takes up to some seconds of a CPU core.
 """
 _FOREIGN_MECHANISM = "is none of fedpriv's, and those alone add noise in a guard"
 MAX_SCENARIO_BYTES = 2**16
