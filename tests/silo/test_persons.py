@@ -135,7 +135,7 @@ def test_a_query_is_checked_on_one_person_whose_record_is_of_zeros(tmp_path: Pat
 def test_a_query_is_admitted_or_refused_before_any_record_of_a_person_is_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Guarantee of `Guard`: until a query is stored persons are counted, and a record of zeros stands for theirs."""
+    """Guarantee of `Guard`: until a query is stored persons are counted, and zeros stand for their records."""
     guard, text = guard_of(silo(tmp_path)), scenario(tmp_path)
     row_counts, rows_by_unit = list[int](), Shard.rows_by_unit
 
