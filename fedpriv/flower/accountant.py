@@ -16,14 +16,14 @@ from typing import Any, Final, cast
 
 from flwr.serverapp import GaussianPrivacyEvent, PrivacyConfig, PrivacySpent, SamplingMethod
 
-from fedpriv.accounting.gaussian import compose, delta_of
+from fedpriv.accounting.gaussian import delta_of
 from fedpriv.accounting.guarantees import GaussianDP
 from fedpriv.accounting.poisson import PoissonGaussian
 from fedpriv.core.errors import InputError, refuse
 
 _METHOD = "fedpriv-exact"
 _ROUND_UP = 1.0 + 1e-15
-"""Factor above the combined rounding errors of a square root and a division."""
+"""Factor above the combined rounding errors of a square root, a division and `math.hypot`."""
 
 
 class ExactAccountant:
@@ -75,7 +75,7 @@ class ExactAccountant:
 
         Raises:
             InputError: The event has another population, Poisson-sampled events are not all equal, or `count` is
-                no whole number or below 1.
+                no whole number from 1 to below 2^63.
         """
         self._counts = self._add_events(event, count)
 
@@ -175,7 +175,9 @@ class ExactAccountant:
             {
                 f"population_size = {event.population_size} of an event: the accountant is of "
                 f"{self.config.population_size} clients": event.population_size != self.config.population_size,
-                f"count = {count!r}: expected a whole number of at least 1": type(count) is not int or count < 1,
+                f"count = {count!r}: expected a whole number from 1 to below 2^63": (
+                    type(count) is not int or not 1 <= count < 2**63
+                ),
                 "Poisson-sampled events need one noise_multiplier and one sample_size": (
                     self.config.sampling_method is SamplingMethod.POISSON and len({*self._counts, event}) > 1
                 ),
@@ -195,5 +197,5 @@ def _guarantee(config: PrivacyConfig, counts: Counter[GaussianPrivacyEvent]) -> 
         rate = min(1.0, event.sample_size / event.population_size * _ROUND_UP)
         return PoissonGaussian(event.noise_multiplier, rate, count, "zero-out")
     return GaussianDP(
-        compose([math.sqrt(count) / event.noise_multiplier * _ROUND_UP for event, count in counts.items()])
+        math.hypot(*(math.sqrt(count) / event.noise_multiplier * _ROUND_UP for event, count in counts.items()))
     )

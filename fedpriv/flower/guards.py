@@ -370,7 +370,7 @@ def read_app_cell(path: Path) -> Cell:
 
 
 _TEMPLATE_NAMES = {"test_loss": "eval_loss", "test_accuracy": "eval_acc"}
-"""Names of scores in the template's own evaluation, by fedpriv's names."""
+"""Names of scores in the evaluation of Flower's template for an app, by fedpriv's names."""
 
 
 @dataclass(frozen=True)
@@ -399,7 +399,8 @@ class SiloGuard:
     def examples(self) -> int:
         """Public number of records that one call of `train` reads, the weight of this silo's reply.
 
-        The number counts a record once a step, and is an expected one if the records of a round are drawn.
+        The number counts a record once a step, and is an expected one if the records of a round are drawn.  If the
+        unit of protection is the person, persons are counted in place of records.
         """
         return self.cell.batch_sizes[self.silo] * self.local_steps
 
@@ -490,8 +491,8 @@ class SiloGuard:
             server_round: Round of the server, from 1, as strategies put it into every message.
 
         Returns:
-            "eval_loss", and "eval_acc" of a classifier, as the template names them, or {} in a
-            round without an evaluation.
+            "eval_loss", and "eval_acc" of a classifier, as Flower's template names them, or {} in a round
+            without an evaluation.
 
         Raises:
             InputError: The app's model is not the guard's, or the scenario has no such round, no [evaluation], or
@@ -546,7 +547,7 @@ class SiloGuard:
             },
             RunError,
         )
-        # Means are over all rows of the guard, also those that cells set aside for training.
+        # Means are over all rows that the evaluation reads, also those that cells set aside for training.
         scores = scores_to_metrics(
             torch.from_numpy(means.astype(np.float64))
             / (1.0 if (schema := self.cell.data.table_schema) is None else schema.counted_share(for_testing=True)),
@@ -590,7 +591,8 @@ def guard_of(context: Context, scenario: Path, local_steps: int = 1) -> SiloGuar
         context: Flower's context of the ClientApp.
         scenario: The app's scenario file.
         local_steps: Number of noisy steps between two averages, a divisor of federation.rounds.  A message of
-            up to 32 steps can be repeated after a failure.
+            up to 32 steps can be repeated after a failure.  Of the last message of a run, once all its steps are
+            answered, the guard repeats the last step only.
 
     Raises:
         InputError: The scenario or `local_steps` cannot be used, or a key of the configuration is missing or does

@@ -122,13 +122,13 @@ class NamedReleases(ReleaseStrategy):
 class PrivateStrategy(FedAvg):
     """Strategy that runs the rounds of one row of the table of algorithms, and evaluates as FedAvg does.
 
-    Guarantee: models and queries of a run of `start` are post-processing of releases that keep `claim`, if the
-    server is as the trust setting says, the clients answer with `PrivateClient`, and no `seed` is given.
-    Metrics that clients send with `fraction_evaluate` above 0 are no part of the claim.  The claim is that of
-    one run, and a strategy has one run.  A round with fewer answers than planned ends the run, unless the
-    scenario says `deployment.missing = "continue"` and enough silos answer: then a silo that does not answer
-    counts as one whose increment is zero.  The weights of silos never change, and nothing is averaged over fewer
-    answers.
+    Guarantee: models and queries of a run of `start` are post-processing of releases that keep `claim`, and of
+    which silos answered, if the server is as the trust setting says, the clients answer with `PrivateClient`, and
+    no `seed` is given.  Metrics that clients send with `fraction_evaluate` above 0 are no part of the claim.  The
+    claim is that of one run, and a strategy has one run.  A round with fewer answers than planned ends the run,
+    unless the scenario says `deployment.missing = "continue"` and enough silos answer: then a silo that does not
+    answer counts as one whose increment is zero.  The weights of silos never change, and nothing is averaged over
+    fewer answers.
     """
 
     row: ClassVar[str | None] = None

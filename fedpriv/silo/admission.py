@@ -10,8 +10,8 @@ A scenario is untrusted text.  Its length is bounded before it is parsed, and it
   with probability δ₀, the slack.  A run needs slack if its records take part in secret rounds.
 * A charge is a run's entry in the silo's ledger, with the price of the run when it was opened.
 * The charged stream is the sequence of releases by which a run is priced: the silo's own messages, or the releases
-  that are made of all silos' messages, if messages are not private by themselves and the policy trusts whoever
-  combines them.
+  that are made of all silos' messages, if messages are not private by themselves and the policy's trust setting
+  allows the run's.
 """
 
 import hashlib
@@ -137,7 +137,7 @@ def why_over_budget(budget: LifetimeBudget, earlier_prices: Sequence[Price], run
 
 
 def compose_prices(prices: Sequence[Price]) -> Price:
-    """Compose prices, or return None if one of them is None or their slacks add up to 1 - 1e-9 or more."""
+    """Compose prices, or return None if one of them is None or their slacks add up to about 1 - 1e-9 or more."""
     finite_prices = [price for price in prices if price is not None]
     return (
         compose_charges(finite_prices)
@@ -165,7 +165,7 @@ _MAX_NAME_LENGTH = 128
 _MAX_MISSED_VALUES = 2**25
 """Most values of noise that are drawn for missed rounds before one answer.
 
-Drawing them takes some seconds of a CPU core.
+Drawing them takes up to some seconds of a CPU core.
 """
 _FOREIGN_MECHANISM = "is none of fedpriv's, and those alone add noise in a guard"
 MAX_SCENARIO_BYTES = 2**16
@@ -541,8 +541,8 @@ class Admission:
                 `MAX_STATE_BYTES`.
             InputError: If the records do not have the cell's unit of protection, or have it in too many rows.
         """
-        units, max_bytes = self.shard.rows_by_unit(cell.privacy.protected_unit), self.policy.allow.memory
-        rows = len(self.shard.labels) if units is None else units.size
+        unit, max_bytes = cell.privacy.protected_unit, self.policy.allow.memory
+        rows = self.shard.unit_count(unit) * unit.max_records
         if (needed_bytes := round_memory(plan, self.policy.silo, rows, features)) > max_bytes:
             raise self.refusal_error(
                 f"the run takes {format_mebibytes(needed_bytes)} of memory, allow.memory is "
@@ -566,6 +566,7 @@ class Admission:
 
         Raises:
             RunError: If the policy does not allow the noise, an assumption of its mechanism, or a clip.
+            InputError: If the charged stream cannot be accounted for.
         """
         allow, number = self.policy.allow, self.policy.silo
         if plan.mechanism.name not in SHIPPED_MECHANISMS:

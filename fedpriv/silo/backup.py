@@ -14,12 +14,13 @@ runs without noise.  All other values that depend on the records are under keys 
 fingerprint of the records, under a key that lies beside the records alone (fedpriv/silo/shard.py).  Ledgers and
 backups that fedpriv 0.3.0 made have a digest of the records under no key, a ledger until it is converted.
 
-Guarantee: no budget is spent twice by a restore, unless the mark itself was replaced by an older copy.  If the
-mark, which no backup contains, says that the backup's last commit was the ledger's last one, nothing was released
-since.  If the mark does not say so, or is gone, or the key of the fingerprint does not lie beside the records, the
-whole budget of the policy is charged to the restored ledger, since as much may have been released; and the ledger
-gets another name, so that nobody takes it for the lost one.  A restore that was killed, or that the disk refused,
-can be repeated.  The checkpoints of a server are no evidence, because the server would gain from a wrong one.
+Guarantee: no budget is spent twice by a restore, unless the mark itself was replaced by an older copy, or more was
+released since the backup, under an earlier policy, than the present one allows.  If the mark, which no backup
+contains, says that the backup's last commit was the ledger's last one, nothing was released since.  If the mark
+does not say so, or is gone, or the key of the fingerprint does not lie beside the records, the whole budget of the
+policy is charged to the restored ledger, since as much may have been released; and the ledger gets another name,
+so that nobody takes it for the lost one.  A restore that was killed, or that the disk refused, can be repeated.
+The checkpoints of a server are no evidence, because the server would gain from a wrong one.
 """
 
 import os

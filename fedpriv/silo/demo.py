@@ -184,7 +184,9 @@ def run_allowance(cell: Cell, task: PublicTask, silo: int | None = None) -> dict
 def _needed_memory(cell: Cell, plan: Plan, task: PublicTask) -> int:
     """Return the memory of a round in bytes, rounded up to whole MiB, for the silo that needs most.
 
-    The memory is that of a round of training or of an evaluation, whichever is larger.
+    The memory is that of a round of training or of an evaluation, whichever is larger.  The rows of a silo are
+    those that a run reads.  A guard counts all rows of its shard, which are more in a table that has rows for
+    testing, or records that no batch reads.
     """
     silos, features = range(cell.federation.silos), math.prod(task.test.features.shape[1:])
     # Records of each silo, where a person counts with the most records of a person.

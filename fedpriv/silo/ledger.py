@@ -220,7 +220,7 @@ class SiloLedger:
 
     @property
     def fingerprint(self) -> bytes:
-        """Fingerprint of the records for which the ledger was created."""
+        """Fingerprint of the ledger's records, or their digest in a ledger of fedpriv 0.3.0."""
         return self._read_header().fingerprint
 
     def is_keyed(self) -> bool:
@@ -386,13 +386,14 @@ class SiloLedger:
             self._pending_entries.append(chain.ending_entry(run_id))
 
     def become_ledger(self, name: str, charge: tuple[str, Charge] | None) -> None:
-        """Turn a backup into a ledger of this name, in which all runs are over, in a block of `transaction`.
+        """Turn a copy into a ledger of this name, in which all runs are over, in a block of `transaction`.
 
-        A backup is a copy without keys, states and replies, whose version is that of a ledger plus an offset.
+        The copy is a whole one, or a backup: a copy without keys, states and replies, whose version is that of a
+        ledger plus an offset.
 
         Args:
             name: Name of the ledger.
-            charge: Name and charge of a run that stands for releases which the backup may lack, or None.
+            charge: Name and charge of a run that stands for releases which the copy may lack, or None.
         """
         for row in self.list_runs():
             self.end_run(row.run_id)

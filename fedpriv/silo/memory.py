@@ -31,7 +31,7 @@ _VIEW_COPIES = 3
 _BATCH_COPIES = 6
 """Copies of a round's features that exist at a time, at most: selected, aligned, and as integers."""
 _VALUES_PER_COORDINATE = 5
-"""Numbers for every value of one record's increment while it is evaluated, clipped and rounded."""
+"""Numbers for every value of one record's increment while it is evaluated, clipped and truncated."""
 _STATE_COPIES = 5
 """Copies of a state that exist at a time, at most: read, updated, packed, and written by SQLite."""
 _MECHANISM_STATES = 2

@@ -147,10 +147,10 @@ def read_header(database: sqlite3.Connection) -> LedgerHeader:
     """Read the header of a ledger.
 
     Raises:
-        TypeError or ValueError: If the table has no row, or another number of columns than five.
+        TypeError or ValueError: If the table has another number of rows than one, or of columns than five.
         sqlite3.Error: If the database has no such table, or cannot be read.
     """
-    name, begun_as, shard, *commit = database.execute("SELECT * FROM about").fetchone()
+    ((name, begun_as, shard, *commit),) = database.execute("SELECT * FROM about").fetchall()
     return LedgerHeader(name, shard, begun_as, Commit(*commit))
 
 

@@ -222,8 +222,8 @@ class Silo:
     def make_message(self, release: Tensor, t: int, public_keys: bytes, query_chain: bytes = b"") -> Tensor:
         """Make the message of round t, of `plan.message_dtype`: the release, or its encoding under a mask.
 
-        Guarantee: masked messages are uniform for everybody but the silos themselves, and the sum of all silos'
-        masked messages is the sum of their encoded releases (`Masker` states the assumptions).
+        Guarantee: everybody but the silos themselves learns from all masked messages of a round only their sum,
+        which is that of the encoded releases (`Masker` states the assumptions).
 
         Args:
             release: Release of the round.

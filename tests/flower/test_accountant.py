@@ -2,6 +2,7 @@
 
 import json
 import math
+from fractions import Fraction
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping, 
 from fedpriv.accounting.gaussian import epsilon_of
 from fedpriv.core.errors import InputError
 from fedpriv.flower import ExactAccountant
+from fedpriv.flower.accountant import _guarantee
 from tests.flower.apps import SILOS, grid_of, network
 
 KNOWN, POISSON = SamplingMethod.NO_AMPLIFICATION, SamplingMethod.POISSON
@@ -70,6 +72,16 @@ def test_releases_without_amplification_compose_as_gaussian_dp() -> None:
     assert accountant.get_epsilon(1e-5) >= epsilon_of(mu, 1e-5)
 
 
+def test_guarantee_the_composed_mu_is_never_rounded_down() -> None:
+    """A sum of floats lost 126 squares of about 2^-53 each beside a square of 1, more than the margin."""
+    multipliers = [1.0, *(9.49063e7 + number for number in range(126))]
+    accountant = composed_of(KNOWN, [(event(multiplier), 1) for multiplier in multipliers])
+    square = sum(1 / Fraction(multiplier) ** 2 for multiplier in multipliers)
+    mu = _guarantee(accountant.config, accountant._counts).mu
+    assert mu is not None
+    assert square <= Fraction(mu) ** 2 <= square * Fraction(1 + 1e-14)
+
+
 def test_the_accountant_predicts_whether_a_release_would_exceed_the_budget() -> None:
     accountant = ExactAccountant(config(max_epsilon=3.0))
     while not accountant.would_exceed(event()):
@@ -103,6 +115,7 @@ def test_the_accountant_state_survives_a_json_round_trip(method: SamplingMethod)
         (SamplingMethod.WITHOUT_REPLACEMENT, [], "without-replacement is not accounted for"),
         (KNOWN, [(event(population=50), 1)], "population_size = 50 of an event: the accountant is of 100 clients"),
         (KNOWN, [(event(), 0)], "count = 0: expected a whole number"),
+        (KNOWN, [(event(), 2**63)], r"count = 9\d+: expected a whole number from 1 to below 2\^63"),
         (POISSON, [(event(), 1), (event(3.0), 1)], "Poisson-sampled events need one noise_multiplier"),
     ],
 )

@@ -147,6 +147,7 @@ def change_rows(folder: Path, statement: str) -> None:
         "DELETE FROM runs WHERE run_id = 'a'",
         "DELETE FROM answers WHERE run_id = 'c' AND t = 4",
         "UPDATE about SET head = zeroblob(32)",
+        "INSERT INTO about SELECT * FROM about",
     ],
 )
 def test_guarantee_a_ledger_row_changed_under_a_running_guard_prevents_new_runs(

@@ -11,9 +11,9 @@ import torch
 
 from fedpriv.accounting.budget import ApproximateGDP
 from fedpriv.core.errors import InputError
-from fedpriv.data.partition import secret_permutation
+from fedpriv.data.partition import UnitTable, secret_permutation
 from fedpriv.loss.objective import Records
-from fedpriv.noise.trust import make_unit
+from fedpriv.noise.trust import Unit, make_unit
 from fedpriv.scenario.load import resolve_cell
 from fedpriv.silo.admission import Charge, price_charges
 from fedpriv.silo.policy import read_policy
@@ -130,6 +130,25 @@ def test_a_query_is_checked_on_one_person_whose_record_is_of_zeros(tmp_path: Pat
     assert blank.labels.tolist() == [[0, -1, -1]]
     assert blank.features.shape == (1, 3, 785)
     assert not blank.features[..., :784].any()
+
+
+def test_a_query_is_admitted_or_refused_before_any_record_of_a_person_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guarantee of `Guard`: until a query is stored persons are counted, and zeros stand for their records."""
+    guard, text = guard_of(silo(tmp_path)), scenario(tmp_path)
+    row_counts, rows_by_unit = list[int](), Shard.rows_by_unit
+
+    def count_rows(shard: Shard, unit: Unit) -> UnitTable | None:
+        row_counts.append(len(shard.labels))
+        return rows_by_unit(shard, unit)
+
+    monkeypatch.setattr(Shard, "rows_by_unit", count_rows)
+    guard.preview_admission("run", text)
+    refused(guard, "values that are not finite", text, query=ZERO * float("nan"))
+    assert set(row_counts) == {1}
+    guard.answer("run", text, 1, ZERO)
+    assert row_counts[-1] == len(PERSONS)
 
 
 def test_records_of_a_silo_have_no_clients(tmp_path: Path) -> None:
