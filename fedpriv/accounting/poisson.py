@@ -296,9 +296,9 @@ class _RoundHockeyStick:
         return connect_dots(step, first, as_floats(self.deltas(as_floats(step * np.arange(first, last + 1)))))
 
     def is_useless(self, rounds: int) -> bool:
-        """Whether a coarse grid shows that ε of `rounds` rounds is above 600 at δ = 1e-3.
+        """Whether a bound of δ of `rounds` rounds at ε = 700, on a coarse grid, is above 1e-3.
 
-        Such an ε protects nobody.
+        If so in removal or replacement, ε is above 600 at δ = 1e-3, which protects nobody.
         """
         # All outputs may have one loss, up to rounding.
         preview = self.to_grid(max(self.high - self.low, 2.0**-10) / _PREVIEW_GRID_SIZE)
@@ -311,8 +311,7 @@ _TRIVIAL_DISTRIBUTION = PrivacyLossDistribution(np.zeros(1), np.zeros(1), 1.0)
 def _run_loss_distribution(mechanism: PoissonGaussian, order: str, step: float) -> PrivacyLossDistribution:
     """Return the privacy loss distribution of all rounds of the run.
 
-    All mass is at infinity if a coarse grid shows that ε of all rounds is above 600 at δ = 1e-3, which protects
-    nobody.
+    All mass is at infinity if a coarse grid resolves no useful bound (`_RoundHockeyStick.is_useless`).
 
     Args:
         mechanism: Mechanism of the run.
@@ -338,8 +337,8 @@ def _cached_group_curve(mechanism: PoissonGaussian, size: int) -> Curve:
     """Return the curve of δ of `size` units, the highest over the directions of the relation, cached.
 
     Under zero-out the units are removed or added, and under replace-one they are replaced.  For each direction the
-    losses of one round are put on a grid and composed over all rounds.  The curve is 1 if a coarse grid shows that
-    ε of all rounds is above 600 at δ = 1e-3, which protects nobody.
+    losses of one round are put on a grid and composed over all rounds.  The curve is 1 if a coarse grid resolves
+    no useful bound (`_RoundHockeyStick.is_useless`).
     """
     orders: tuple[GroupDirection, ...] = (
         ("replaced",) if mechanism.relation == "replace-one" else ("removed", "added")
