@@ -256,7 +256,7 @@ def find_overlaps(products: Floats, clips: Floats, bins: int) -> FadingOverlaps:
 
     Args:
         products: Upper bounds of the inner products of the columns of C, (n, n), symmetric, 0 or more and not all
-            0, for n rounds.
+            0, for n rounds.  None is above the geometric mean of its two entries on the diagonal.
         clips: Clips of the rounds, (n,), not all 0, in multiples of the clip in the noise multiplier σ / clip.
         bins: Rounds of each epoch, of which n is a multiple.
     """
