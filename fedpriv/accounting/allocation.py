@@ -62,9 +62,11 @@ from fedpriv.core.errors import InputError, refuse
 
 _MAX_LOG = 60.0  # logarithm of a grid's end and of the inverse of its core, which decide only how tight bounds are
 _END_STDS = 8.3  # standard deviations of ln Y up to which a grid reaches
-_MIN_MASS = 1e-16  # mass of Σ Y that may lie in a core of finest points around 0
-# Relative variance below which points are dense around the mean of Σ Y, and factor on their number, since few rows
-# have mass.
+# Mass of Σ Y that may lie in a core of finest points around 0, and its least relative variance for a grid, since
+# floats have to tell points apart.
+_MIN_MASS, _MIN_VARIANCE = 1e-16, 1e-20
+# Relative variance of Σ Y below which points are dense around its mean.  The first row then reaches so many
+# standard deviations to either side, and rows have so many times as many points, since few rows have mass.
 _NARROW_VARIANCE, _CORE_STDS, _NARROW_REFINEMENT = 0.01, 4.0, 4
 # Above the first number of rounds the first sums are computed in extended precision.  The masses bound what
 # rounding hides for each round (tests/accounting/test_rounding.py), for float64 and for extended precision.
@@ -121,15 +123,15 @@ def ratio_grid(multiplier: float, bins: int, half_size: int) -> RatioGrid:
     Args:
         multiplier: Noise multiplier z.
         bins: Number T of rounds.
-        half_size: Even number of points of a row on either side.
+        half_size: Even number of points of a row on either side, four times as many for sums that hardly vary.
     """
-    # Y is above the first number with probability 1e-16 under P, if the unit takes part in its round, and no Y is
-    # above the second one with probability 1e-16 under Q.
+    # Unless `_MAX_LOG` caps them, Y is above the first number with probability below 1e-16 under P, if the unit
+    # takes part in its round, and no Y is above the second one with probability 1e-16 at most under Q.
     end = math.exp(min(_MAX_LOG, (0.5 / multiplier + _END_STDS) / multiplier))
     core = math.exp(
         min(0.0, max(-_MAX_LOG, (float(ndtri(_MIN_MASS ** (1.0 / bins))) - 0.5 / multiplier) / multiplier))
     )
-    variance = math.expm1(min(_MAX_LOG, max(multiplier, 0.01) ** -2)) / bins
+    variance = max(_MIN_VARIANCE, math.expm1(min(_MAX_LOG, max(multiplier, 0.01) ** -2)) / bins)
     is_narrow = variance < _NARROW_VARIANCE
     if is_narrow:
         core, half_size = _CORE_STDS * math.sqrt(variance) * bins, _NARROW_REFINEMENT * half_size
@@ -226,13 +228,13 @@ def ratio_distribution(multiplier: float, bins: int, grid: RatioGrid) -> RatioDi
     (indices,) = np.nonzero(masses)
     sums = (bins * grid.center + grid.offsets).ravel()
     indices = indices[np.argsort(sums[indices], kind="stable")]
-    # Sums that are left out are above the centre by the length of the last row, at least.
+    # A partial sum that is left out is at least the length of the last row, and later numbers are not negative.
     end = grid.offsets[-1, -1] / bins
     return RatioDistribution(bins, as_floats(np.maximum(sums[indices], 0.0) / bins), masses[indices], end)
 
 
 def _rounding_mass(bins: int) -> float:
-    """Return the mass that rounding may hide in sums over `bins` rounds, beyond `DELTA_MARGIN`."""
+    """Return the mass that rounding may hide in one epoch of `bins` rounds, beyond `DELTA_MARGIN`."""
     is_extended = bins > _MANY_BINS and np.finfo(np.longdouble).eps < 1e-18
     return max(0.0, (_EXTENDED_ROUNDING_MASS if is_extended else _ROUNDING_MASS) * bins - DELTA_MARGIN)
 
@@ -308,7 +310,7 @@ class _Resolution:
     """Resolution of the computation.  Every choice gives an upper bound."""
 
     half_size: int
-    """Points of a row of the grid of Σ Y on either side of its centre."""
+    """Points of a row of the grid of Σ Y on either side of its centre (`ratio_grid`)."""
     max_step: float
     """Largest step of the grid on which losses of epochs are composed, unless the grid gets too long."""
     steps_per_std: float
@@ -366,6 +368,7 @@ class AllocatedGaussian(Sampled):
         relation_named(self.relation)
         refuse(
             {
+                f"noise_multiplier = {self.noise_multiplier}: at most 1e100": self.noise_multiplier > 1e100,
                 f"bins = {self.bins}: a unit draws among 1 to {_MAX_BINS:,} rounds of an epoch": (
                     not 1 <= self.bins <= _MAX_BINS
                 ),
@@ -526,7 +529,8 @@ def calibrate(
 
     The multiplier is 0.1 or more, even if less noise were enough.
 
-    Guarantee: the mechanism is (`epsilon`, `delta`)-DP by its own `epsilon_of`.
+    Guarantee: the mechanism is (`epsilon`, `delta`)-DP.  Its curve was computed at `epsilon` or at a smaller ε,
+    and is at most `delta` there.
 
     Args:
         epsilon: Target ε, above 0.

@@ -51,7 +51,7 @@ from fedpriv.core.errors import InputError
 from fedpriv.core.figures import format_upper
 
 _GRID_POINTS = 8192  # values of ε at which the inequality is certified
-_ACCURACY, _MAX_MU = 1e-6, 1e3  # relative width at which the search for μ ends, and the largest μ of it
+_ACCURACY, _MAX_MU = 1e-6, 1e3  # relative width at which the search for μ ends, and a limit on the μ that it tries
 _MIN_SQUARE = Fraction(1, 2**900)
 
 
@@ -118,8 +118,8 @@ def min_mu(curve: Curve, slack: float) -> float:
         slack: δ₀, from 1e-10 to below 1.
 
     Raises:
-        InputError: The slack is out of its range, the curve is above it at ε = 700 (`curves.MAX_EPSILON`), or no μ
-            up to 1000 is certified.
+        InputError: The slack is out of its range, the curve is above it at ε = 700 (`curves.MAX_EPSILON`), or none
+            of the μ = 1, 2, 4, …, 512 with which the search begins is certified.
     """
     check_resolvable_delta(slack)
     max_epsilon = epsilon_at(curve, slack)

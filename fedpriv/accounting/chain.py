@@ -256,7 +256,7 @@ def find_overlaps(products: Floats, clips: Floats, bins: int) -> FadingOverlaps:
 
     Args:
         products: Upper bounds of the inner products of the columns of C, (n, n), symmetric, 0 or more and not all
-            0, for n rounds.
+            0, for n rounds.  None is above the geometric mean of its two entries on the diagonal.
         clips: Clips of the rounds, (n,), not all 0, in multiples of the clip in the noise multiplier σ / clip.
         bins: Rounds of each epoch, of which n is a multiple.
     """
@@ -367,7 +367,8 @@ class ExponentGrid:
     def size(self) -> int:
         """Number of points.
 
-        Steep ratios make it many more than `max_points`.  No array of this size exists before `points` is read.
+        Steep ratios can make it much more than `max_points`.  No array of this size exists before `points` is
+        read.
         """
         return len(self._indices)
 
@@ -581,7 +582,8 @@ def sum_distribution(
 
     An increment is the term that round t adds to the sum, a function of the exponent G_t.  The recursion goes from
     the last round to the first.  Row i of `masses` is the distribution of the sum from round t on, given that the
-    exponent of round t is point i of the grid.  A walk that leaves the grid of exponents adds nothing more.
+    exponent of round t is point i of the grid.  A walk that leaves the grid of exponents adds nothing more, and
+    one whose first exponent is beyond the grid is left out.
 
     Args:
         exponent_grid: Grid of the chain's exponents.

@@ -263,9 +263,12 @@ def group_privacy_curve(curve: Curve, size: int) -> Curve:
 
     def of_group(epsilons: Floats) -> Floats:
         unit_epsilons = np.minimum(np.asarray(epsilons, np.float64), MAX_EPSILON) / size * (1.0 - 1e-15)
-        factor = np.sum(np.exp(np.multiply.outer(np.arange(size), unit_epsilons)), axis=0) * (1.0 + 1e-12)
         with np.errstate(over="ignore", invalid="ignore"):
-            return as_floats(np.minimum(1.0, curve(unit_epsilons) * factor))
+            # The geometric series Σ e^{iε/k}, which is k at 0.
+            factor = np.where(
+                unit_epsilons > 0.0, np.expm1(size * unit_epsilons) / np.expm1(unit_epsilons), float(size)
+            )
+            return as_floats(np.minimum(1.0, curve(unit_epsilons) * factor * (1.0 + 1e-12)))
 
     return of_group
 

@@ -79,7 +79,7 @@ def _gaussian_loss_distribution(mu: float, step: float) -> GridLossDistribution:
 
 
 def _hockey_stick(mu: float, epsilons: Floats) -> Floats:
-    """Return the hockey stick of μ-GDP at ε of either sign, rounded up.
+    """Return the hockey stick of μ-GDP at ε of either sign, with δ(|ε|) rounded up.
 
     Below 0 it is 1 - e^ε + e^ε δ(-ε), by symmetry.
     """

@@ -351,7 +351,7 @@ Relation = Literal["replace-one", "zero-out"]
 
 RELATIONS: tuple[Relation, ...] = get_args(Relation)
 RELATION_FACTOR: dict[Relation, float] = {"zero-out": 1.0, "replace-one": 2.0}
-"""Distance in clip norms by which one record can move a clipped increment, under each relation."""
+"""Largest distance in clip norms by which one record moves a clipped increment, by relation."""
 
 
 APART = RELATION_FACTOR["replace-one"]

@@ -154,7 +154,7 @@ class GaussianDP:
         return self.mu
 
     def epsilon_of(self, delta: float) -> float:
-        """Return the smallest ε for which (ε, `delta`)-DP holds."""
+        """Return the smallest ε for which μ-GDP implies (ε, `delta`)-DP, rounded up."""
         return gdp.epsilon_of(self.mu, delta)
 
     def epsilon_of_group(self, size: int, delta: float) -> float:

@@ -258,8 +258,8 @@ def min_noise_multiplier(coarse: Callable[[float], float], fine: Callable[[float
         delta: Target δ.
 
     Raises:
-        InputError: The first stage finds no multiplier up to `MAX_NOISE_MULTIPLIER` at which `coarse` reaches the
-            target.  Its steps are of half a multiplier, so that it may miss the last third of the range.
+        InputError: A multiplier above `MAX_NOISE_MULTIPLIER` would be the next to try.  The first stage tries
+            powers of 1.5, the last of which is 1.5^34, about 970,740.
     """
 
     def is_sufficient(multiplier: float) -> bool:

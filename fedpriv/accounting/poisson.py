@@ -41,6 +41,7 @@ from fedpriv.accounting.curves import (
     as_floats,
     check_group_size,
     gaussian_curve,
+    group_mu,
     highest_curve,
     lowest_curve,
 )
@@ -65,8 +66,9 @@ _MAX_GRID_SIZE, _PREVIEW_GRID_SIZE = 2**22, 2**12  # points of the full grid, an
 _GROUP_STEP_FACTOR = 4.0  # ratio of the step for several units' losses to the fine step
 _USELESS_EPSILON, _USELESS_DELTA = 600.0, 1e-3  # as far below `MAX_EPSILON` as a preview's error may reach
 _MAX_GROUP_GRID_SIZE = 2**18  # points of the grid of several units' losses, whose step is raised if need be
-_MAX_VALUES = 2**22  # values computed at a time
-_TABLE_SIZE = 2**14  # points of a table of losses
+# Values computed at a time for a hockey stick, and points of a table of losses.
+_MAX_VALUES, _TABLE_SIZE = 2**22, 2**14
+_MAX_GROUP_SIZE = 1_000  # a curve of more units would take longer than a quarter of an hour
 _RANGE_STDS = 10.5  # standard deviations, beyond which lies less than 1e-25
 _MAX_NEWTON_STEPS, _NEWTON_TOLERANCE = 60, 1e-9  # the tolerance of a step is in standard deviations
 
@@ -124,6 +126,8 @@ class PoissonGaussian(Sampled):
 
     def group_curve(self, size: int) -> Curve:
         """Return the curve of `size` units together, from the distribution of the number that take part.
+
+        For more than 1,000 units, for which this distribution takes too long, the rounds count as known.
 
         Guarantee: the curve holds for units that are drawn independently, in rounds of one class or of several.
         """
@@ -296,9 +300,9 @@ class _RoundHockeyStick:
         return connect_dots(step, first, as_floats(self.deltas(as_floats(step * np.arange(first, last + 1)))))
 
     def is_useless(self, rounds: int) -> bool:
-        """Whether a coarse grid shows that ε of `rounds` rounds is above 600 at δ = 1e-3.
+        """Whether a bound of δ of `rounds` rounds at ε = 700, on a coarse grid, is above 1e-3.
 
-        Such an ε protects nobody.
+        If so in removal or replacement, ε is above 600 at δ = 1e-3, which protects nobody.
         """
         # All outputs may have one loss, up to rounding.
         preview = self.to_grid(max(self.high - self.low, 2.0**-10) / _PREVIEW_GRID_SIZE)
@@ -311,8 +315,7 @@ _TRIVIAL_DISTRIBUTION = PrivacyLossDistribution(np.zeros(1), np.zeros(1), 1.0)
 def _run_loss_distribution(mechanism: PoissonGaussian, order: str, step: float) -> PrivacyLossDistribution:
     """Return the privacy loss distribution of all rounds of the run.
 
-    All mass is at infinity if a coarse grid shows that ε of all rounds is above 600 at δ = 1e-3, which protects
-    nobody.
+    All mass is at infinity if a coarse grid resolves no useful bound (`_RoundHockeyStick.is_useless`).
 
     Args:
         mechanism: Mechanism of the run.
@@ -338,14 +341,14 @@ def _cached_group_curve(mechanism: PoissonGaussian, size: int) -> Curve:
     """Return the curve of δ of `size` units, the highest over the directions of the relation, cached.
 
     Under zero-out the units are removed or added, and under replace-one they are replaced.  For each direction the
-    losses of one round are put on a grid and composed over all rounds.  The curve is 1 if a coarse grid shows that
-    ε of all rounds is above 600 at δ = 1e-3, which protects nobody.
+    losses of one round are put on a grid and composed over all rounds.  The curve is 1 if a coarse grid resolves
+    no useful bound (`_RoundHockeyStick.is_useless`).  For more than 1,000 units it is that of known rounds.
     """
-    orders: tuple[GroupDirection, ...] = (
+    directions: tuple[GroupDirection, ...] = (
         ("replaced",) if mechanism.relation == "replace-one" else ("removed", "added")
     )
     curves = []
-    for direction in orders:
+    for direction in directions if size <= _MAX_GROUP_SIZE else ():
         pair = SampledGroupRound(mechanism.noise_multiplier, mechanism.sampling_rate, size, direction)
         round_stick = _RoundHockeyStick(
             pair.deltas, *(min(MAX_EPSILON, max(-MAX_EPSILON, end)) for end in pair.loss_range)
@@ -360,7 +363,7 @@ def _cached_group_curve(mechanism: PoissonGaussian, size: int) -> Curve:
             else round_stick.to_grid(step).self_compose(mechanism.rounds)
         )
         curves.append(distribution.deltas)
-    return highest_curve(curves)
+    return highest_curve(curves) if curves else gaussian_curve(group_mu(mechanism.known_mu, size))
 
 
 GroupDirection = Literal["removed", "added", "replaced"]

@@ -139,7 +139,7 @@ def epsilon_of(mu: float, delta: float) -> float:
 
 
 def mu_of(epsilon: float, delta: float) -> float:
-    """Return the largest μ whose Rényi curve gives (ε, δ).
+    """Return about the largest μ for which `epsilon_of` is at most ε at δ.
 
     Args:
         epsilon: ε, finite and above 0.

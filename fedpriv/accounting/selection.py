@@ -226,9 +226,9 @@ class PrivateSelection:
         return min(self.epsilon_by_orders(delta), self.epsilon_by_curve(delta))
 
     def epsilon_by_curve(self, delta: float) -> float:
-        """Return the bound from the run's own curve, with the curve of a run and its later releases.
+        """Return the bound from the curve of one run together with the later releases.
 
-        The bound is ε₂ plus the ε at which that curve is δ/E[K].
+        The bound is ε₂ plus the ε at which this curve is δ/E[K].
         """
         max_delta = check_delta(delta) / (self.run_count.mean * (1.0 + _MEAN_MARGIN))
         return (

@@ -35,7 +35,7 @@ _RELATIVE_MARGIN = 1e-9  # of a bound, for rounding
 # Tails and lengths of grids decide how tight the bounds are, not whether they hold.
 _MIN_TAIL, _TAIL_SHARE = 1e-16, 3e-4  # mass beyond a grid: at least, and relative to δ
 _LARGE_TAIL_SHARE, _SMALL_MULTIPLIER = 0.2, 0.5  # a second, larger share for multipliers that spread points far
-_NEAR_LENGTHS = 2.0  # limits the grid on either side of 0, in units of the largest likely D_1 plus T (`_grid`)
+_NEAR_LENGTHS = 2.0  # for limits of the grid on either side of 0: units of the largest likely D_1 plus T (`_grid`)
 _SETTLED_FACTOR = 0.9  # a grid is refitted to its own bound as long as the bound falls by this factor
 _END_FACTOR = 0.8  # ratio of two ends of the curve, in the search for the last resolved ε
 _MAX_EPSILON = 60.0  # larger ε count as this one
@@ -81,7 +81,7 @@ class SymmetricPairEpoch:
         values, where this would take long, it is that of a loss distribution which is fitted once.
 
         Args:
-            knots: Number of intervals between the values of ε at which the loss distribution is fitted.
+            knots: Number of intervals between the values of ε to which the loss distribution is fitted.
             loose_curve: Another upper bound, which takes less time.
         """
         finer = replace(self, size=2 * self.size)
@@ -113,7 +113,8 @@ class SymmetricPairEpoch:
         Guarantee: it gives an upper bound of H_ε(P‖Q) for every ε of either sign, and in compositions.
 
         Args:
-            knots: Number of intervals between the atoms ε ≥ 0.
+            knots: Number of intervals between the ε ≥ 0 at which bounds are computed.  The corners of their lower
+                hull are atoms.
             max_epsilon: ε at which δ is next to 0.
         """
         epsilons = self._max_resolved_epsilon(max_epsilon) * np.linspace(0.0, 1.0, knots + 1) ** _KNOT_EXPONENT

@@ -117,7 +117,7 @@ def describe_cells(cells: Sequence[Mapping[str, Any]]) -> str:
         cells: One or more cells, as in results.json.
 
     Raises:
-        InputError: If releases cannot be accounted for.
+        InputError: If releases cannot be accounted for, or there is no such trust setting.
     """
     first = cells[0]
     server = find_trust(first["trust"]).title

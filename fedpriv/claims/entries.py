@@ -54,7 +54,10 @@ if TYPE_CHECKING:  # these import torch, for which a reader of a ledger need not
 _LEAKY_COPIES_VERSION = "0.3.0"
 """Version of fedpriv in which a record that took part moved the copies of other records."""
 _MAX_RATIO = 1.01
-"""Largest ratio of two numerical figures for one run: earlier versions bounded some runs less closely."""
+"""Largest ratio of two numerical figures for one run, and of a target to the claim of its run.
+
+Earlier versions bounded some runs less closely.
+"""
 
 
 @dataclass(frozen=True)

@@ -56,7 +56,8 @@ class CellOutcome(MetricsMixin):
         metrics: Metrics of the published model on the test set, or on the silos' test records, by name:
             "test_loss", "test_accuracy" (a share) for most classifications, and further ones.
         fraction_clipped: Fraction of increments that were clipped, or None if they are not counted.
-        wall_seconds: Share of this cell in the wall-clock time of the cells that were run together, in seconds.
+        wall_seconds: Share of this cell in the wall-clock time of the cells that were run together, plus the time
+            of its first step if it took one, in seconds.
         releases: Release streams of the run, its ledger.
         gradient_evaluations: Number of gradients, or values, of single records, over all silos and rounds.  It is
             an expectation if records are sampled.
@@ -74,7 +75,7 @@ class CellOutcome(MetricsMixin):
     missed: Mapping[int, Sequence[int]] = field(default_factory=dict)
     """Rounds that a silo missed, by silo.  Its increment counted as 0 in these rounds."""
     bytes_sent: int = 0
-    """Bytes of one silo's messages in all rounds of training, without headers, if it misses none."""
+    """Bytes of one silo's messages in all rounds and a first step, without headers, if it misses none."""
     evaluations: tuple[ReleaseStream, ...] = ()
     """Release streams of evaluations on the silos' test records, which are not the records of `releases`.
 

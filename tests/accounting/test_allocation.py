@@ -346,3 +346,11 @@ def test_epsilon_of_a_hundred_thousand_rounds_is_close_to_that_of_the_normal_lim
 def test_noise_next_to_none_has_no_finite_epsilon() -> None:
     """Before: an OverflowError from the multiplier's square."""
     assert math.isinf(AllocatedGaussian(1e-160, 2).epsilon_of(1e-5))
+
+
+@pytest.mark.parametrize("z", [1e14, 1e99])
+def test_noise_far_above_all_else_has_epsilon_zero(z: float) -> None:
+    """Before: infinity, from a grid whose points no float tells apart."""
+    run = AllocatedGaussian(z, 2)
+    assert run.epsilon_of(DELTA) == 0.0
+    assert run.delta_of(0.0) <= 1e-12

@@ -12,7 +12,13 @@ from scipy.stats import binom, norm
 
 from fedpriv.accounting import gaussian as gdp
 from fedpriv.accounting.allocation import AllocatedGaussian
-from fedpriv.accounting.curves import delta_at, epsilon_at, group_privacy_curve, group_privacy_epsilon
+from fedpriv.accounting.curves import (
+    delta_at,
+    epsilon_at,
+    group_mu,
+    group_privacy_curve,
+    group_privacy_epsilon,
+)
 from fedpriv.accounting.guarantees import Sampled
 from fedpriv.accounting.poisson import GroupDirection, PoissonGaussian, SampledGroupRound
 from fedpriv.claims.claim import describe_group_privacy, group_bounds, group_epsilons
@@ -74,6 +80,12 @@ def test_noise_that_is_too_small_for_a_curve_has_the_bound_of_known_rounds(
 ) -> None:
     """Before: a division by zero, at the end of a run of ε = 60."""
     assert run.epsilon_of_group(size, DELTA) == pytest.approx(gdp.epsilon_of(size * run.known_mu, DELTA), rel=1e-9)
+
+
+def test_a_group_of_very_many_has_the_bound_of_known_rounds() -> None:
+    """Before: a table of 131 GB for a million units."""
+    run = PoissonGaussian(1e4, 0.1, 4)
+    assert run.epsilon_of_group(10**6, DELTA) == gdp.epsilon_of(group_mu(run.known_mu, 10**6), DELTA)
 
 
 def test_smallest_group_epsilon_is_found_although_the_group_curve_rises_again() -> None:

@@ -53,6 +53,8 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
     (lambda: gdp.mu_of(-1.0, 1e-5), "epsilon = -1"),
     # sampled runs
     (lambda: AllocatedGaussian(0.0, 60), "noise_multiplier"),
+    # Before: ZeroDivisionError, once a curve was computed.
+    (lambda: AllocatedGaussian(1e200, 60), r"noise_multiplier = 1e\+200"),
     (lambda: AllocatedGaussian(1.0, 0), "bins"),
     (lambda: AllocatedGaussian(1.0, 10**6), "bins"),
     (lambda: AllocatedGaussian(1.0, 60, 0), "epochs"),
