@@ -233,10 +233,13 @@ def ratio_distribution(multiplier: float, bins: int, grid: RatioGrid) -> RatioDi
     return RatioDistribution(bins, as_floats(np.maximum(sums[indices], 0.0) / bins), masses[indices], end)
 
 
-def _rounding_mass(bins: int) -> float:
-    """Return the mass that rounding may hide in one epoch of `bins` rounds, beyond `DELTA_MARGIN`."""
+def _rounding_mass(bins: int, epochs: int = 1) -> float:
+    """Return the mass that rounding may hide in one epoch of `bins` rounds, beyond its share of `DELTA_MARGIN`.
+
+    A composition of `epochs` adds the margin once.
+    """
     is_extended = bins > _MANY_BINS and np.finfo(np.longdouble).eps < 1e-18
-    return max(0.0, (_EXTENDED_ROUNDING_MASS if is_extended else _ROUNDING_MASS) * bins - DELTA_MARGIN)
+    return max(0.0, (_EXTENDED_ROUNDING_MASS if is_extended else _ROUNDING_MASS) * bins - DELTA_MARGIN / epochs)
 
 
 def _halve(masses: Sums) -> Sums:
@@ -487,7 +490,15 @@ def removal_and_addition_curves(
     ratios = ratio_distribution(z, bins, ratio_grid(z, bins, resolution.half_size))
     losses = [ratios.removal_losses, ratios.addition_losses]
     if independent.epochs > 1:
-        losses = [_compose_epochs(distribution, independent.epochs, resolution) for distribution in losses]
+        hidden_mass = _rounding_mass(bins, independent.epochs) - _rounding_mass(bins)
+        losses = [
+            _compose_epochs(
+                dataclasses.replace(distribution, infinity_mass=distribution.infinity_mass + hidden_mass),
+                independent.epochs,
+                resolution,
+            )
+            for distribution in losses
+        ]
     removal_curve, addition_curve = (
         compose_with_gaussian(distribution, common_mu).deltas for distribution in losses
     )

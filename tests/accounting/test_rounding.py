@@ -7,8 +7,15 @@ import pytest
 from scipy import fft
 
 from fedpriv.accounting import allocation
-from fedpriv.accounting.allocation import RatioDistribution, RatioGrid, ratio_distribution, ratio_grid
-from fedpriv.accounting.losses import GridLossDistribution, PrivacyLossDistribution
+from fedpriv.accounting.allocation import (
+    AllocatedGaussian,
+    RatioDistribution,
+    RatioGrid,
+    ratio_distribution,
+    ratio_grid,
+    removal_and_addition_curves,
+)
+from fedpriv.accounting.losses import MAX_EPSILON, GridLossDistribution, PrivacyLossDistribution
 
 pytestmark = pytest.mark.skipif(np.finfo(np.longdouble).eps > 1e-18, reason="no extended precision here")
 
@@ -51,6 +58,14 @@ def test_rounding_errors_of_one_epoch_are_covered_by_the_mass_for_each_round(z: 
     exact = extended_ratios(z, bins, grid)
     errors = np.abs(masses - exact.masses)
     assert max(float(errors.sum()), float(exact.ratios @ errors)) <= 1e-12 + allocation._rounding_mass(bins)
+
+
+@pytest.mark.parametrize(("bins", "epochs"), [(200, 10), (60, 5), (20, 1000)])
+def test_the_mass_that_rounding_hides_in_every_epoch_is_charged_for_each(bins: int, epochs: int) -> None:
+    """At the largest ε next to nothing else is left; before, a run of several epochs had it for one alone."""
+    mechanism = AllocatedGaussian(8.0, bins, epochs)
+    for curve in removal_and_addition_curves(mechanism):
+        assert float(curve(MAX_EPSILON)) >= 0.99 * epochs * bins * allocation._ROUNDING_MASS
 
 
 @pytest.mark.parametrize(("times", "length"), [(2, 2**16), (10, 2**19), (1000, 2**20)])
