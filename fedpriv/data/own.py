@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedpriv.core.errors import InputError
+from fedpriv.core.errors import InputError, refuse
 from fedpriv.data.layout import IGNORED_CLASS, MAX_INTEGER, combine_inputs, describe_inputs, split_inputs
 
 
@@ -239,13 +239,20 @@ def combine_named_inputs(arrays: Mapping[str, NDArray[Any]], name: str, source: 
         source: Name of the file in messages.
 
     Raises:
-        InputError: Inputs differ in their number of records, or one is a single number or has an empty name.
+        InputError: Inputs differ in their number of records, one is a single number or has an empty name, or there
+            is an array `name` besides.
     """
     inputs = {key.removeprefix(f"{name}."): column for key, column in arrays.items() if key.startswith(f"{name}.")}
     if len(lengths := {column.shape[:1] for column in inputs.values()}) > 1 or () in lengths or "" in inputs:
         raise InputError(
             f"{source}: the inputs {', '.join(inputs)} must be arrays of as many records each, with names"
         )
+    refuse(
+        {
+            f"{source}: has {name} and {name}.{next(iter(inputs), '')}; leave one of them out": inputs
+            and name in arrays
+        }
+    )
     return {**arrays, **({name: combine_inputs(inputs)} if inputs else {})}
 
 

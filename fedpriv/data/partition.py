@@ -594,7 +594,7 @@ def partition_shards(labels: NDArray[np.int64], sizes: Sequence[int], seed: int,
     Guarantee: no record is given twice.
 
     Args:
-        labels: Class of every record, (n,).
+        labels: Class of each record, (n,), or number, where NaN comes last.
         sizes: Number of records of each silo.
         seed: Public seed.
         per_silo: Number of shards of a silo, 1 or more.

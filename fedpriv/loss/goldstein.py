@@ -340,9 +340,10 @@ class RandomSmoothing(View):
         windows: Sequence[DirectionWindow | None],
         clip: Scalar,
     ) -> Increment:
-        """Clip each record's contribution at weight 1, (..., B, d), and count clips, (..., B).
+        """Estimate each record's gradient at weight 1, summed over the windows, and clip it.
 
-        The estimate of a record is the sum over windows, and is clipped after the sum.
+        The base objective does both where it can: of one window in first order.  Elsewhere estimates are made here
+        and clipped.
 
         Args:
             query: Combination of gradients, at points (..., d).
@@ -352,7 +353,8 @@ class RandomSmoothing(View):
             clip: Norm bound, a number or (..., 1).
 
         Returns:
-            The clipped contributions, and 1 for a record that was clipped, else 0.
+            The clipped contributions, (..., B, d), and 1 for a record that counts as clipped
+            (`compute_clipping`), else 0, (..., B).
         """
         unit_weight = weights.new_ones(1)
         # One bound for each record, (..., B, 1), since each is a batch of its own.

@@ -86,10 +86,10 @@ class ModuleObjective(BaseModuleObjective):
     the module or the loss raises a RuntimeError, IndexError or ValueError adds nothing and counts as clipped, and
     no other record is touched.  `increment` and `per_record` raise such an error if it occurs at one point on all
     records that are computed at a time, on zeros in place of a record, or on a batch but on none of its records,
-    and any other error on one record.  For several records, such an error whose message contains "random" counts
-    as a refusal of random numbers, and becomes an InputError.  Every call has buffers of its own
-    (`FunctionalModule`); beside these buffers the code is trusted to keep nothing between calls.  A parameter that
-    is not trained is a constant: it is in no query, no gradient and no norm.
+    and any other error on one record.  For several records, such an error of the whole batch whose message
+    contains "random" counts as a refusal of random numbers, and becomes an InputError.  Every call has buffers of
+    its own (`FunctionalModule`); beside these buffers the code is trusted to keep nothing between calls.  A
+    parameter that is not trained is a constant: it is in no query, no gradient and no norm.
     """
 
     dtype: torch.dtype = torch.float32
@@ -222,7 +222,7 @@ class ModuleObjective(BaseModuleObjective):
     def _gradients_without_vmap(
         self, points: Sequence[dict[str, Tensor]], records: Records, error: Exception
     ) -> list[dict[str, Tensor]]:
-        """Gradient of each record at each point, by one pass of autograd for each record.
+        """Gradient of each record at each point, by one pass of autograd for each record and point.
 
         Args:
             points: Parameters by name, (*shape) each, at each point.

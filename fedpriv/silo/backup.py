@@ -168,7 +168,7 @@ def _restore_ledger(policy_path: Path, policy: Policy, copy: Path) -> str:
     return (
         f"restored {policy.ledger} as of commit {commit.number}: nobody knows "
         f"{'what was released since' if is_bound else 'whether it was of these records, without its key'}, so the "
-        "whole budget of the policy is charged.  It answers no new run, unless a person raises allow.budget"
+        "whole budget of the policy is charged.  No new run has a budget, unless a person raises allow.budget"
     )
 
 

@@ -112,6 +112,12 @@ def test_the_likelihood_ratio_of_balanced_subsampling_is_the_mean_over_round_set
     np.testing.assert_allclose(secret._mix_any_rounds(BalancedSubsampling(8, 4), draw), expected, rtol=1e-12)
 
 
+def test_one_release_without_bound_is_evidence_without_bound() -> None:
+    """Before: not a number, which no test takes for evidence."""
+    draw = np.array([[np.inf, 0.0, 0.0, 0.0]])
+    assert secret._mix_any_rounds(BalancedSubsampling(4, 2), draw)[0] > 1e299
+
+
 @pytest.mark.parametrize("changes", [{"rounds": 6, "epochs": 3}, {"rounds": 8, "groups": 2}])
 def test_secret_rounds_in_epochs_and_groups_pass_the_audit(changes: dict[str, Any]) -> None:
     assert canaries_of(cell_of(**changes), 1).excess <= 0.0

@@ -151,6 +151,9 @@ def test_detection_limits_and_percentages_are_parsed_as_numbers(text: str, numbe
         (CellFormat(";", ",", "."), "1.234.567,8", "1234567.8"),
         (CellFormat(thousands=","), "1,234", "1234"),
         (CellFormat(thousands=","), "1,23", "1,23"),
+        (CellFormat(thousands=","), "0,123", "0,123"),  # no group of thousands begins with 0
+        (CellFormat(";", ",", "."), "0.123", "0.123 (with a point)"),
+        (CellFormat(thousands=","), "<5.", "<5"),
         (CellFormat(thousands=","), "12345.5", "12345.5"),
         (CellFormat(thousands="'"), "1'234.5", "1234.5"),
         (CellFormat(thousands=" "), "1\u00a0234", "1234"),
@@ -161,6 +164,12 @@ def test_localized_numbers_are_converted_to_decimal_points(
     cell_format: CellFormat, text: str, written: str
 ) -> None:
     assert make_converter(cell_format)(text) == written
+
+
+def test_a_carriage_return_in_a_cell_of_a_file_with_semicolons_is_read(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_bytes(b'name;x\n"a\rb";1,5\nc;2,5\n')
+    table = read_table(tmp_path / "t.csv", CellFormat(";", ","))
+    assert cells(table)["x"] == ["1.5", "2.5"]
 
 
 def test_unnamed_columns_and_columns_with_duplicate_names_are_skipped(tmp_path: Path) -> None:

@@ -287,6 +287,10 @@ def test_a_server_loads_an_npz_file_that_has_only_test_records(written: Callable
             {"train_features.x": np.ones((6, 1)), "train_features.y": np.ones((5, 1))},
             "the inputs x, y must be arrays of as many records each",
         ),
+        (
+            {"train_features": np.ones((6, 1)), "train_features.x": np.ones((6, 1))},
+            "has train_features and train_features.x; leave one of them out",
+        ),
         ({"train_features.": np.ones((6, 1))}, "must be arrays of as many records each, with names"),
         (
             {

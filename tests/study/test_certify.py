@@ -27,6 +27,7 @@ from fedpriv.addons.certificate.certify import (
     sign_certificate,
     verify_certificate,
 )
+from fedpriv.addons.certificate.command import _read_people
 from fedpriv.core.errors import FedprivError, InputError, RunError
 from fedpriv.core.signed import (
     _signed_bytes,
@@ -311,6 +312,16 @@ def test_answers_of_people_are_escaped_in_the_certificate_page_and_model_card(ru
     assert "certificate.json" in (folder / "ro-crate-metadata.json").read_text()
     for option, said in (("colour=red", "colour: expected one of purpose"), ("purpose", "expected KEY=TEXT")):
         assert said in command("certify", folder, "--key", "k", "--say", option, cwd=tmp_path).stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [("purpose = " + "9" * 5000, "cannot be read as TOML"), ('purpose = "  "', "purpose: expected a text")],
+)
+def test_a_file_of_answers_that_has_none_is_refused_in_one_line(tmp_path: Path, text: str, said: str) -> None:
+    (tmp_path / "people.toml").write_text(text)
+    with pytest.raises(InputError, match=said):
+        _read_people(tmp_path / "people.toml", ())
 
 
 @pytest.fixture(scope="module")

@@ -55,6 +55,7 @@ from fedpriv.loss.objective import Objective
 from fedpriv.noise.integers.fixed_point import Ints
 from fedpriv.noise.integers.plan import ExactPlan
 from fedpriv.noise.trust import TRUSTED
+from fedpriv.plan.calibration import make_workload
 from fedpriv.plan.plan import Plan, make_plan
 from fedpriv.rounds.integers import IntegerSteps
 from fedpriv.scenario.schema import Cell
@@ -384,8 +385,9 @@ def _ask_reply(silo: RestartableSilo, t: int, query: Tensor, keys: bytes) -> Ten
 def _excess_length(plan: Plan, reply: Tensor | None) -> float:
     """Return 1 if the norm of a reply (d,) is above a limit that is generous to correct code, else 0.
 
-    The limit is the sum of a unit's largest contributions to all T rounds, plus 6 √(d T) standard deviations of
-    the silo's noise.  A missing reply (None) and a masked message give 0.
+    The limit is the sum of a unit's largest contributions to all T rounds, plus 6 √(d v) standard deviations of
+    the silo's fresh noise vectors.  Here v is T, or the largest variance of a release if that is larger.  A
+    missing reply (None) and a masked message give 0.
 
     Args:
         plan: Plan of the run of T rounds.
@@ -395,5 +397,8 @@ def _excess_length(plan: Plan, reply: Tensor | None) -> float:
         return 0.0
     rounds = range(1, plan.schedule.rounds + 1)
     expected_norm = sum(plan.estimator.round(t).max_contribution for t in rounds)
-    noise_norm = float(plan.noise.std_of(0)) * float(np.sqrt(len(reply) * len(rounds)))
+    variances = plan.mechanism.variance(make_workload(plan.estimator, plan.schedule))
+    noise_norm = float(plan.noise.std_of(0)) * float(
+        np.sqrt(len(reply) * max(len(rounds), float(variances.max())))
+    )
     return float(float(torch.linalg.vector_norm(reply.double())) > expected_norm + 6.0 * noise_norm)

@@ -62,6 +62,7 @@ from fedpriv.silo.silo import Silo
 
 Floats = NDArray[np.float64]
 _MAX_BINS, _MAX_EPOCHS, _MAX_SILOS = 8, 6, 3
+_MAX_LOG_RATIO = 1e300
 _BATCH_SIZE, _COMPANY_BATCH_SIZE = 128, 128
 CANARY_COUNT = 512
 """Most canaries of one run."""
@@ -385,8 +386,8 @@ def _mix_any_rounds(schedule: SecretOrder, ratios: Floats) -> Floats:
     rounds, passes = ratios.shape[1], ratios.shape[1] // schedule.bins
     log_sums = np.full((passes + 1, len(ratios)), -np.inf)
     log_sums[0] = 0.0
-    for t in range(rounds):
-        log_sums[1:] = np.logaddexp(log_sums[1:], log_sums[:-1] + ratios[:, t])
+    for finite_ratios in np.minimum(ratios, _MAX_LOG_RATIO).T:  # e_k = 0 times infinity is no number
+        log_sums[1:] = np.logaddexp(log_sums[1:], log_sums[:-1] + finite_ratios)
     return np.asarray(log_sums[-1] - math.log(math.comb(rounds, passes)), np.float64)
 
 

@@ -742,7 +742,7 @@ def _read_people(path: Path | None, answers: Sequence[str]) -> dict[str, str]:
     if path is not None:
         try:
             people = tomllib.loads(read_file_bytes(path).decode())
-        except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        except (ValueError, RecursionError) as error:
             raise InputError(f"{path}: cannot be read as TOML: {error}") from None
     for answer in answers:
         name, equals, text = answer.partition("=")
@@ -750,7 +750,7 @@ def _read_people(path: Path | None, answers: Sequence[str]) -> dict[str, str]:
             raise InputError(f"--say {answer}: expected KEY=TEXT, with one of {', '.join(RESPONSIBLE_PEOPLE)}")
         people[name.strip()] = text.strip()
     for name, text in people.items():
-        if not isinstance(text, str) or not text:
+        if not isinstance(text, str) or not text.strip():
             raise InputError(f"{name}: expected a text")
     return {name: sanitize_line(text, 2000) for name, text in people.items()}
 

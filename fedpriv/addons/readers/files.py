@@ -20,7 +20,7 @@ from typing import Any
 from fedpriv.core.errors import InputError, sanitize_line
 from fedpriv.data.cells import CellFormat, parse_number
 
-_SEPARATED_DIGITS = "[+-]?[0-9]{1,3}(?:MARK[0-9]{3})+"
+_SEPARATED_DIGITS = "[+-]?[1-9][0-9]{0,2}(?:MARK[0-9]{3})+"
 _DIGITS = "[+-]?[0-9]*"
 _EXPONENT = "(?:[eE][+-]?[0-9]+)?"
 
@@ -82,7 +82,7 @@ def make_converter(cell_format: CellFormat) -> Callable[[str], str]:
 
     A number may have the sign of a detection limit, such as <, before it and a percent sign behind it.  A number
     with a point that does not fit the format gets a remark, so that it is not read as a number of another size.
-    Other texts stay unchanged.
+    Other texts stay unchanged, such as 0,123 with commas for thousands, of which no group begins with 0.
 
     Guarantee: the function depends on the format alone, so that a record's cells depend on the record alone.
     """
@@ -91,7 +91,7 @@ def make_converter(cell_format: CellFormat) -> Callable[[str], str]:
         return str
     mark = r"\s" if thousands == " " else re.escape(thousands or "")
     integer_pattern = f"{_SEPARATED_DIGITS.replace('MARK', mark)}|{_DIGITS}" if thousands else _DIGITS
-    number = re.compile(rf"([<>≤≥]=?\s*)?({integer_pattern})(?:{re.escape(decimal)}([0-9]+))?({_EXPONENT})(\s*%)?")
+    number = re.compile(rf"([<>≤≥]=?\s*)?({integer_pattern})(?:{re.escape(decimal)}([0-9]*))?({_EXPONENT})(\s*%)?")
 
     @lru_cache(maxsize=1 << 16)
     def convert(text: str) -> str:
@@ -164,12 +164,12 @@ def _read_sheet(path: Path, content: bytes) -> list[list[str]]:
 def _rows_as_text(rows: Iterable[Sequence[str]]) -> bytes:
     """Return rows as .csv with commas in UTF-8, and an empty line for a row without cells."""
     buffer = io.StringIO()
-    writer = csv.writer(buffer, lineterminator="\n")
+    writer = csv.writer(buffer, lineterminator="\r\n")  # with "\n" a carriage return in a cell is not quoted
     for row in rows:
         if row:
             writer.writerow(row)
         else:
-            buffer.write("\n")
+            buffer.write("\r\n")
     return buffer.getvalue().encode()
 
 

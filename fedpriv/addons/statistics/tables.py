@@ -65,9 +65,9 @@ class Statistics:
     def from_plan(plan: StatisticsPlan) -> "Statistics":
         """Make the scenario of a plan, a run of one round of DP-SGD with step 1 and clip 1.
 
-        The round starts from the model 0, so that its release is the noisy mean of (a_j C_j e_k)_j.  Records are
-        split over silos by site if the schema names a column for it.  Sizes of silos that the plan does not give
-        are counted in the data.
+        The round starts from the model 0, so that the model after it is the noisy mean of (a_j C_j e_k)_j.
+        Records are split over silos by site if the schema names a column for it.  Sizes of silos that the plan
+        does not give are counted in the data.
 
         Raises:
             InputError: The data are no table or cannot be read, the plan has another number of silos than its

@@ -152,10 +152,11 @@ def run_vectorized(
     Raises:
         InputError: This engine cannot compute a cell, a cell cannot be planned, there are too few records for it,
             or torch knows no device of its name.
-        RunError: The device cannot be used, or a round or an evaluation failed.
+        RunError: The device cannot be used, a test loss is not finite, or a query moved too far.  Errors of a
+            user's model are passed on.
     """
     plans = make_plans(cells)
-    with limit_to_one_thread(), retain_freed_pages():  # other cores draw noise meanwhile
+    with limit_to_one_thread(), retain_freed_pages():  # a second thread may draw noise meanwhile
         for members in group_by_plan(cells, plans):
             group_cells = [cells[i] for i in members]
             group_checkpoints = GroupCheckpoints(checkpoints, group_cells, observer)
