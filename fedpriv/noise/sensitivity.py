@@ -208,19 +208,19 @@ def farthest_pattern(weights: Floats, pattern: MinSeparation) -> tuple[float, bo
 
 
 def _single_round_bounds(later_weights: Floats, diagonal: Floats, pattern: MinSeparation) -> list[Floats]:
-    """Bound the sum that each round adds with at most 0, 1, … rounds after it, (T,) each.
+    """Bound what round i adds to Σ_{i,j∈S} X_ij if at most 0, 1, … rounds of S come after it, (T,) for each number.
 
-    The bound is X_ii plus twice the heaviest pattern of later rounds in row i of X.  Time is reversed, so that
-    "after" and "later" mean earlier in the run.
+    Round i adds X_ii and, twice, X_ij for each round j of S after it.  The bound takes the rounds after it, among
+    all that S may have, with the largest sum of X_ij.
 
     Args:
-        later_weights: X of `farthest_pattern` in this order, with zeros left of the `min_separation`-th upper
-            diagonal, (T, T).
+        later_weights: Weights X_ij of `farthest_pattern`, (T, T), with zeros where round j cannot come after round
+            i.  Rounds are in reversed time there and here, so that "after" means earlier in the run.
         diagonal: Own weights X_ii, (T,).
         pattern: Allowed patterns.
 
     Returns:
-        The bounds, a list that ends early if more rounds change nothing.
+        The bounds for 0, 1, … rounds after it, a list that ends early if more rounds change nothing.
     """
     bounds = [diagonal]
     for heaviest in islice(_heaviest_by_count(later_weights, pattern), pattern.max_rounds_per_record - 1):
