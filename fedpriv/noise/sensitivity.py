@@ -208,7 +208,7 @@ def farthest_pattern(weights: Floats, pattern: MinSeparation) -> tuple[float, bo
 
 
 def _single_round_bounds(later_weights: Floats, diagonal: Floats, pattern: MinSeparation) -> list[Floats]:
-    """Bound what round i adds to Σ_{i,j∈S} X_ij if at most 0, 1, … rounds of S come after it, (T,) for each number.
+    """Bound what round i adds to Σ_{i,j∈S} X_ij if at most 0, 1, … rounds of S come after it, (T,) each.
 
     Round i adds X_ii and, twice, X_ij for each round j of S after it.  The bound takes the rounds after it, among
     all that S may have, with the largest sum of X_ij.

@@ -111,11 +111,11 @@ def restore_ledgers(policy_path: Path, folder: Path) -> Iterator[str]:
 def _restore_ledger(policy_path: Path, policy: Policy, copy: Path) -> str:
     """Restore one ledger from its copy, and return a line for the administrator.
 
-    A draft of the copy, in the ledger's folder, is checked and changed, and then renamed to the ledger.  The ledger
-    keeps its name and is charged nothing if the lost ledger's mark says that the copy has its last commit, and the
-    key of the copy's fingerprint, if it has one, lies beside the records.  Otherwise it gets a new random name and
-    is charged the whole budget, because as much may have been released since the backup.  Without its key a
-    fingerprint can never be compared with records, so that one of the records here replaces it.
+    A draft of the copy, in the ledger's folder, is checked and changed, and then renamed to the ledger.  The
+    ledger keeps its name and is charged nothing if the lost ledger's mark says that the copy has its last commit,
+    and the key of the copy's fingerprint, if it has one, lies beside the records.  Otherwise it gets a new random
+    name and is charged the whole budget, because as much may have been released since the backup.  Without its key
+    a fingerprint can never be compared with records, so that one of the records here replaces it.
 
     Args:
         policy_path: File of the policy for training.
