@@ -13,9 +13,10 @@ constants.
 | travel = step · clip · rounds | largest norm that the model can reach, apart from noise |
 | turn | largest move of a score (or of a prediction) in one round, travel · √(F² + 1) / rounds |
 
-For a network of d parameters the advice is DP-Adam, whose step bounds the move of every coordinate in a round, and
-F is not used.  There q = n μ / √(m T d).  Under zero-out it is the ratio of the largest mean of clipped gradients
-to the norm of its noise in one of T rounds.  Under replace-one the noise is twice as large, the ratio half of q.
+For a network of d parameters the advice is DP-Adam, whose step sets the size of every coordinate's move in a
+round, and F is not used.  There q = n μ / √(m T d).  Under zero-out it is the ratio of the largest mean of clipped
+gradients to the norm of its noise in one of T rounds.  Under replace-one the noise is twice as large, the ratio
+half of q.
 """
 
 import json
