@@ -391,12 +391,12 @@ def _queries_of_kind(kind: str, objective: Objective, rounds: int) -> list[Tenso
 
 
 def _ask_reply(silo: RestartableSilo, t: int, query: Tensor, keys: bytes) -> Tensor | None:
-    """Return a masked message (bytes,), or a reply without the bias, (d - 2,), or None if the silo refuses."""
+    """Return a masked message (bytes,) or a reply without its bias (d - 2,), or None after a refusal."""
     try:
         reply = silo.answer("run", t, query, keys)
     except RunError:
         return None
-    return reply if keys else reply.view(2, -1)[:, :-1].flatten()
+    return reply if keys else torch.flatten(reply.view(2, -1)[:, :-1])
 
 
 def _excess_length(plan: Plan, reply: Tensor | None) -> float:
