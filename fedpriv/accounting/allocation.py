@@ -234,9 +234,9 @@ def ratio_distribution(multiplier: float, bins: int, grid: RatioGrid) -> RatioDi
 
 
 def _rounding_mass(bins: int, epochs: int = 1) -> float:
-    """Return the mass that rounding may hide in one epoch of `bins` rounds, beyond its share of `DELTA_MARGIN`.
+    """Return the mass that rounding may hide in one epoch of `bins` rounds, beyond its margin.
 
-    A composition of `epochs` adds the margin once.
+    The margin of one epoch is 1 / `epochs` of `DELTA_MARGIN`, which a composition adds once.
     """
     is_extended = bins > _MANY_BINS and np.finfo(np.longdouble).eps < 1e-18
     return max(0.0, (_EXTENDED_ROUNDING_MASS if is_extended else _ROUNDING_MASS) * bins - DELTA_MARGIN / epochs)

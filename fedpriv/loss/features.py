@@ -268,7 +268,7 @@ def _load_module(path: str, arguments: str, weights: str) -> nn.Module:
 _CHUNK_VALUES = 2**22
 """Values of copies that exist at a time on a CPU, unless those of one record are more."""
 _MAX_CHANNELS = 4
-"""Largest last axis of a picture that is taken for its channels, if the first axis is above this number."""
+"""Largest last axis that is taken for channels of a picture whose first axis is above this number."""
 
 
 class Augmentation(BaseModel):

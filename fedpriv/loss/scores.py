@@ -54,7 +54,7 @@ class ScoreKind:
     regression: bool
     """Whether labels are real numbers."""
     why_undefined: Callable[[Tensor, int], str | None]
-    """Function from labels (n,) and the number of outputs to the reason why the score is undefined, or to None.
+    """Reason why the score is undefined for labels (n,) and this number of outputs, or None.
 
     An undefined score is left out or refused.  The reason does not depend on the values of outputs.
     """

@@ -137,7 +137,7 @@ def why_over_budget(budget: LifetimeBudget, earlier_prices: Sequence[Price], run
 
 
 def compose_prices(prices: Sequence[Price]) -> Price:
-    """Compose prices, or return None if one of them is None or their slacks add up to about 1 - 1e-9 or more."""
+    """Compose prices, or return None if one of them is None or their slacks add up to about 1."""
     finite_prices = [price for price in prices if price is not None]
     return (
         compose_charges(finite_prices)

@@ -207,6 +207,30 @@ def test_the_attack_on_integers_knows_the_noise_size_of_each_round(
     assert min(map(abs, evidence)) > 4 * 2**10  # about 4 x 2^11 residues of zero, against uniform ones
 
 
+def test_the_attack_on_integers_does_not_read_the_bias(
+    small_cell: MakeCell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An absent record of zeros moved the bias, and the attack read it: its worlds were no neighbours."""
+    monkeypatch.setattr(attacks, "_FEATURE_COUNT", 2**10 - 1)
+    monkeypatch.setattr(attacks, "RADIUS_BITS", (8,))  # few bits, so that every radius counts
+    honest, scored = attacks._score_world, []
+
+    def also_without_bias(cell: Cell, plan: Any, exact: Any, noisy: Any, sums: Any) -> Any:
+        scored.append(
+            [
+                honest(cell, plan, exact, noisy + shift, sums)
+                for shift in (0.0, 1e3 * (np.arange(2**11) % 2**10 == 2**10 - 1))
+            ]
+        )
+        return scored[-1][0]
+
+    monkeypatch.setattr(attacks, "_score_world", also_without_bias)
+    with torch.inference_mode():
+        attacks.attack_integers(attacks.integers_cell(small_cell(algorithm__trust="untrusted"), 1.0), 0)
+    for scores, shifted_scores in scored:
+        np.testing.assert_array_equal(scores, shifted_scores)
+
+
 def test_a_perfect_integer_attack_refutes_a_claim_of_mu_one(
     small_cell: MakeCell, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -6,11 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tomli_w
 from typer.testing import CliRunner
 
 import fedpriv
-from fedpriv.addons.statistics.command import render_csv, table_rows
-from fedpriv.addons.statistics.tables import TableEstimate, TableResult
+from fedpriv.addons.statistics.command import render_csv, render_statistics_page, table_rows
+from fedpriv.addons.statistics.plan import read_plan
+from fedpriv.addons.statistics.tables import Statistics, TableEstimate, TableResult
 from fedpriv.cli.app import app
 from tests.data.tables import rows, write_csv
 from tests.study.test_statistics import tree_of
@@ -36,6 +38,21 @@ def test_the_statistics_page_escapes_names_and_loads_nothing_external(results: A
     assert "http" not in page
     assert page.count("<svg") == 2
     assert "μ = 1" in page
+
+
+def test_the_statistics_of_a_simulation_say_that_they_protect_nobody(results: Any, tmp_path: Path) -> None:
+    """Guarantee: the page and the terminal promise a reader's ignorance of records for secret noise alone."""
+    simulated = (results.run.folder / "statistics.html").read_text(encoding="utf-8")
+    assert "nothing here is protected" in simulated
+    assert "Whoever reads this" not in simulated
+    stats = Statistics.from_plan(read_plan(tree_of(write_csv(tmp_path / "u.csv", rows(600)))))
+    released = render_statistics_page(stats, (), {**results.data, "noise": "release"})
+    assert "Whoever reads this learns of every record no more than μ = 1 allows" in released
+    assert "simulation" not in released
+    plan = tmp_path / "plan.toml"
+    plan.write_text(tomli_w.dumps(json.loads(json.dumps(tree_of(tmp_path / "u.csv")))), encoding="utf-8")
+    done = CliRunner().invoke(app, ["statistics", str(plan), "--out", str(tmp_path / "again")])
+    assert "a simulation: anybody can recompute this noise and remove it" in done.stdout, done.output
 
 
 def test_the_statistics_files_hold_the_results_that_python_returns(results: Any) -> None:

@@ -58,6 +58,9 @@ def test_an_advised_scenario_is_valid_and_costs_at_most_the_requested_epsilon(fa
     assert facts.rounds is None or advice.tree["federation"]["rounds"] <= facts.rounds
     told = [advice.forecast.std, advice.forecast.norm, advice.forecast.travel, advice.forecast.q]
     assert all(math.isfinite(each) and each > 0.0 for each in told)
+    keys = advice.tree["algorithm"]
+    reached = keys["step"] * keys["clip"] * advice.tree["federation"]["rounds"]
+    assert advice.forecast.travel == pytest.approx(reached, rel=1e-12)  # by the written numbers, which are rounded
 
 
 @settings(max_examples=30, deadline=None)

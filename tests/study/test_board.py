@@ -72,6 +72,8 @@ def test_the_board_page_lists_ranges_declared_public_as_an_unchecked_weakness() 
     assert "if they were read off the records, they tell of them whatever the noise" in text
     assert "Whether these ranges and vocabularies are public indeed." in text
     assert "these ranges" not in text_of(format_board_page(load("simulation")))
+    text = edited("simulation", set_data({"public": False}))  # as only a run without noise can have it
+    assert "were not declared public by the coordinator's scenario (data.table.public = false): if" in text
 
 
 def edit_silo(silo: int, **facts: Any) -> Edit:

@@ -189,6 +189,12 @@ def test_certificates_with_consistently_edited_figures_are_refused_by_the_signat
             "missed has silos or rounds that the scenario has not",
         ),
         (lambda tree: tree["body"]["record"]["releases"][0].update(clips=[[1.0, 10**15]]), "more rounds or silos"),
+        (
+            lambda tree: tree["body"]["record"]["releases"][0].update(
+                mechanism={"name": "bisr", "decay": 1.0, "bands": 10**12}
+            ),
+            "or larger noise matrices",
+        ),
         (lambda tree: tree["body"]["record"]["releases"][0].update(std=1e-320), "mu = inf"),
         (lambda tree: tree["body"]["record"]["releases"][0].update(decay="1"), "certificate|record"),
         (lambda tree: tree["body"]["record"].update(releases=[]), r"record\.noise is 'simulation'"),

@@ -155,6 +155,20 @@ def test_the_factor_of_mu_against_a_silo_under_masks_is_rounded_up(capsys: pytes
     assert "against it μ is 1.23 times as large" in " ".join(capsys.readouterr().out.split())  # √1.5 = 1.2247
 
 
+def test_the_note_on_personal_models_is_of_all_splits(capsys: pytest.CaptureFixture[str]) -> None:
+    """If the published split spared enough records and a drawn one did not, the release read the folds of some."""
+    result = result_of(0.03, "accuracy", splits=2)
+    spared, folds = (
+        dataclasses.replace(result.published, personal={"untrusted": np.zeros((2, 2))}, judged=judged)
+        for judged in ("spared", "folds")
+    )
+    request = dataclasses.replace(result.request, with_personal=True)
+    for drawn, words in ((spared, "which the release did not read"), (folds, "that the release read")):
+        study = dataclasses.replace(result, request=request, published=spared, splits=(spared, drawn))
+        print_joining(study, as_json=False, plot=None)
+        assert words in " ".join(capsys.readouterr().out.split())
+
+
 def test_local_scores_of_two_models_with_one_seed_are_both_printed(capsys: pytest.CaptureFixture[str]) -> None:
     """The JSON had one entry a seed, so that of two models only one was there."""
     cells = [added_cell("two-models", 2, 20, 1.0, model={"feature_norm": norm}) for norm in (4.0, 8.0)]

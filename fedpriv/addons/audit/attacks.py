@@ -6,10 +6,11 @@ and a *plan* is all that is fixed before round 1.  The *trust setting* says whet
 server, and whether the silos' messages are masked so that the server reads their sum only.
 
 The attacker on integers knows all records but one, and has two worlds: the record is present, or absent.  An
-absent record has the opposite label, and under zero-out features of zeros as well.  Releases are functions of
-y = C s + z: s (T, d) are the integer sums of T rounds, C (T, T) is the matrix of the noise mechanism's strategy,
-and z (T, d) is the integer noise.  For each world the attacker computes the sums s, and the noise z = y - C s that
-the world implies.  Three kinds of tests tell the true world apart if the noise is defective:
+absent record has the opposite label, and under zero-out features of zeros as well, so that it moves only the bias,
+which no test reads.  Releases are functions of y = C s + z: s (T, d) are the integer sums of T rounds, C (T, T) is
+the matrix of the noise mechanism's strategy, and z (T, d) is the integer noise.  For each world the attacker
+computes the sums s, and the noise z = y - C s that the world implies.  Three kinds of tests tell the true world
+apart if the noise is defective:
 
 * Lattice of a generator, after Mironov 2012: Box & Muller's transform takes the radius r of two normal values from
   one integer k of w bits, r = √(-2 ln((k + ½) 2^-w)).  So k = 2^w exp(-r²/2) - ½, computed from two noise values
@@ -200,11 +201,12 @@ def _score_world(
 ) -> Scores:
     """Score the traces of each defect in the noise z = y - C s that a world implies, (tests,).
 
-    A score is large if the world is the true one and the noise has the defect.  In order of `INTEGER_TESTS`:
+    A score is large if the world is the true one and the noise has the defect.  In order of `INTEGER_TESTS`, and
+    without the values of the bias:
 
     * for each width, Σ cos 2πk over the radii with a small k (`_radius_scores`),
     * for each b of `MODULUS_BITS`, Σ cos(2π z / 2^b) over the first `_RESIDUE_COUNT` values of each round,
-    * the share of values of y in round 1 that equal those of a simulation of this world, up to rounding.
+    * the share of y's values in round 1 that equal those of a simulation of this world, up to rounding.
 
     Args:
         cell: Cell of the run.
@@ -221,16 +223,18 @@ def _score_world(
         output, state = strategy.step(state, t, _sum_vectors(round_sums))
         outputs.append(output)
     residual, scales = (
-        noisy - np.array(outputs),
+        _without_bias(noisy - np.array(outputs)),
         np.array([strategy.noise_scales(t) for t in range(1, len(noisy) + 1)]),
     )
     # Standard deviation of the noise of all parties whose noise is in y, in each round, in integer units, (T, 1).
     noise_sizes = exact.party_claim(0).sigma * (exact.inputs.party_count**0.5) * scales
     seeded_release = _seeded_release(cell, plan, [silo_sums[0] for silo_sums in sums])
-    match_share = float((np.abs(noisy[0] - seeded_release) <= _SAME_VALUE_TOLERANCE * noise_sizes[0]).mean())
-    residual_part = residual[:, :_RESIDUE_COUNT]
+    match_share = float(
+        (_without_bias(np.abs(noisy[0] - seeded_release)) <= _SAME_VALUE_TOLERANCE * noise_sizes[0]).mean()
+    )
     residues = [
-        float(np.cos(2.0 * np.pi * np.mod(residual_part, 2.0**bits) / 2.0**bits).sum()) for bits in MODULUS_BITS
+        float(np.cos(2.0 * np.pi * np.mod(residual[:, :_RESIDUE_COUNT], 2.0**bits) / 2.0**bits).sum())
+        for bits in MODULUS_BITS
     ]
     return np.array([*_radius_scores(residual / noise_sizes), *residues, match_share])
 
@@ -258,14 +262,20 @@ def _sum_vectors(vectors: Sequence[Ints]) -> Ints:
     return np.asarray(np.sum(vectors, axis=0))
 
 
+def _without_bias(vectors: Scores) -> Scores:
+    """Drop the bias, the last value of each of the two classes, from vectors (…, d)."""
+    return vectors.reshape(*vectors.shape[:-1], 2, -1)[..., :-1].reshape(*vectors.shape[:-1], -1)
+
+
 def _radius_scores(residual: NDArray[np.float64]) -> list[float]:
     """Return Σ cos 2πk of the implied noise, for each width w of `RADIUS_BITS`.
 
-    Values i and i + d/2 of a round share a radius, r² = z_i² + z_{i+d/2}², and k = 2^w exp(-r²/2) - ½.  The sum is
-    over the radii of all rounds whose k + ½ is less than `_MAX_EXACT_K`.  It is large if those k are integers.
+    The values z and z' of a feature for the two classes share a radius, r² = z² + z'², and
+    k = 2^w exp(-r²/2) - ½.  The sum is over the radii of all rounds whose k + ½ is less than `_MAX_EXACT_K`.  It
+    is large if those k are integers.
 
     Args:
-        residual: Implied noise in units of its standard deviation, (T, d).
+        residual: Implied noise of features in units of its standard deviation, (T, d - 2).
     """
     half_count = residual.shape[1] // 2
     squared_radii = residual[:, :half_count] ** 2 + residual[:, half_count:] ** 2
@@ -308,8 +318,8 @@ def attack_with_hostile_queries(cell: Cell, kind: str, seed: int) -> tuple[bool,
 
     Returns:
         The coin, True for a bright record, and the outcome of each test, (2,): 1 if some reply is missing or not
-        finite, else 0, and 1 if some reply is too long (`_excess_length`), else 0.  The second is always 0 for
-        masked messages.
+        finite, but for its bias, else 0, and 1 if some reply is too long (`_excess_length`), else 0.  The second
+        is always 0 for masked messages.
     """
     objective = make_canary_objective(cell, _HOSTILE_FEATURES)
     plan = make_plan(cell, objective, for_release=True)
@@ -319,10 +329,16 @@ def attack_with_hostile_queries(cell: Cell, kind: str, seed: int) -> tuple[bool,
     idle = [zero_shard(plan.schedule.batches_per_silo, _HOSTILE_FEATURES)] * (len(plan.weights) - 1)
     with open_silos(cell, plan, [record, *idle]) as (_, silos):
         keys = b"".join(silo.public_key("run") for silo in silos) if plan.masked else b""
-        queries = _queries_of_kind(kind, objective, plan.schedule.rounds)
-        replies = [_ask_reply(silos[0], t, query, keys) for t, query in enumerate(queries, start=1)]
-    reply_defects = [reply is None or not torch.isfinite(reply.double()).all() for reply in replies]
-    return is_bright, np.array([float(any(reply_defects)), max(_excess_length(plan, reply) for reply in replies)])
+        replies = [
+            _ask_reply(silos[0], t, query, keys)
+            for t, query in enumerate(_queries_of_kind(kind, objective, plan.schedule.rounds), start=1)
+        ]
+    return is_bright, np.array(
+        [
+            float(any(reply is None or not torch.isfinite(reply.double()).all() for reply in replies)),
+            max(_excess_length(plan, reply) for reply in replies),
+        ]
+    )
 
 
 def bound_hostile_attack(trials: Mapping[str, list[tuple[bool, Scores]]], failure: float) -> tuple[float, str]:
@@ -376,22 +392,24 @@ def _queries_of_kind(kind: str, objective: Objective, rounds: int) -> list[Tenso
 
 
 def _ask_reply(silo: RestartableSilo, t: int, query: Tensor, keys: bytes) -> Tensor | None:
+    """Return a masked message (bytes,) or a reply without its bias (d - 2,), or None after a refusal."""
     try:
-        return silo.answer("run", t, query, keys)
+        reply = silo.answer("run", t, query, keys)
     except RunError:
         return None
+    return reply if keys else torch.flatten(reply.view(2, -1)[:, :-1])
 
 
 def _excess_length(plan: Plan, reply: Tensor | None) -> float:
-    """Return 1 if the norm of a reply (d,) is above a limit that is generous to correct code, else 0.
+    """Return 1 if the norm of a reply (d - 2,) is above a limit that is generous to correct code, else 0.
 
-    The limit is the sum of a unit's largest contributions to all T rounds, plus 6 √(d v) standard deviations of
-    the silo's fresh noise vectors.  Here v is T, or the largest variance of a release if that is larger.  A
+    The limit is the sum of a unit's largest contributions to all T rounds, plus 6 √((d - 2) v) standard deviations
+    of the silo's fresh noise vectors.  Here v is T, or the largest variance of a release if that is larger.  A
     missing reply (None) and a masked message give 0.
 
     Args:
         plan: Plan of the run of T rounds.
-        reply: Reply of silo 0 in a round.
+        reply: Reply of silo 0 in a round, without the bias.
     """
     if reply is None or plan.masked:
         return 0.0

@@ -129,7 +129,8 @@ def audit(
     run on it, each in one of its two worlds by a coin that follows from `seed`.  From the releases each family of
     tests computes a lower bound on μ, which is compared with the claim.
 
-    Guarantee: code that keeps its claim is refuted with probability at most 1 - confidence.
+    Guarantee: code that keeps its claim is refuted with probability at most 1 - confidence.  Under zero-out an
+    absent canary has a gradient at the bias, which is assumed to change no refusal, and no value but the bias's.
 
     Args:
         cell: Cell of a scenario.

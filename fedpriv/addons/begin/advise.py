@@ -13,9 +13,10 @@ constants.
 | travel = step · clip · rounds | largest norm that the model can reach, apart from noise |
 | turn | largest move of a score (or of a prediction) in one round, travel · √(F² + 1) / rounds |
 
-For a network of d parameters the advice is DP-Adam, whose step bounds the move of every coordinate in a round, and
-F is not used.  There q = n μ / √(m T d).  Under zero-out it is the ratio of the largest mean of clipped gradients
-to the norm of its noise in one of T rounds.  Under replace-one the noise is twice as large, the ratio half of q.
+For a network of d parameters the advice is DP-Adam, whose step sets the size of every coordinate's move in a
+round, and F is not used.  There q = n μ / √(m T d).  Under zero-out it is the ratio of the largest mean of clipped
+gradients to the norm of its noise in one of T rounds.  Under replace-one the noise is twice as large, the ratio
+half of q.
 """
 
 import json
@@ -249,7 +250,7 @@ class Forecast:
             )
         sentence = (
             f"Noise of the published model: {coordinate_std} in each coordinate, {vector_norm} in all, "
-            f"beside a model of norm {self.travel:.3g} at most; q = {self.q:.3g}."
+            f"beside a model of norm {format_upper(self.travel, 3)} at most; q = {self.q:.3g}."
         )
         if not self.enough:
             return (
@@ -379,7 +380,8 @@ def _choose_numbers(facts: Facts) -> _AdvisedNumbers:
 
     For a linear model the travel is 6 q^(2/3) for classes and 0.7 q for a real target, or less if a round would
     turn a score too far.  Classes get as many rounds, from 30 to 100, as the travel needs, and a real target 30.
-    The clip is 0.1 √(F² + 1), to three digits, and the step travel / (clip · rounds).
+    The clip is 0.1 √(F² + 1), and the step travel / (clip · rounds), to three digits each.  The travel of the
+    result is that of the rounded numbers.
 
     A network has clip 1, 100 rounds and the step 0.02, or 0.05 if recurrent or attention layers read numbers.  The
     step is shorter for many parameters and longer for fewer rounds.  A limit on rounds in the facts comes before
@@ -404,9 +406,12 @@ def _choose_numbers(facts: Facts) -> _AdvisedNumbers:
         if facts.classes
         else DEFAULT_ROUNDS
     )
-    rounds = needed_rounds if facts.rounds is None else min(needed_rounds, facts.rounds)
-    clip, travel = _round_to_three_digits(CLIP * max_norm), min(target_travel, max_turn * rounds / max_norm)
-    return _AdvisedNumbers(q, rounds, clip, travel / (clip * rounds), travel)
+    rounds, clip = (
+        needed_rounds if facts.rounds is None else min(needed_rounds, facts.rounds),
+        _round_to_three_digits(CLIP * max_norm),
+    )
+    step = _round_to_three_digits(min(target_travel, max_turn * rounds / max_norm) / (clip * rounds))
+    return _AdvisedNumbers(q, rounds, clip, step, step * clip * rounds)
 
 
 def _round_to_three_digits(value: float) -> float:

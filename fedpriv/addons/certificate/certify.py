@@ -328,15 +328,16 @@ def verify_certificate(
     its releases give, up to rounding, except that ε may be up to 1 % larger.  For a simulation whose scenario
     names code that is not here, this holds only for the figures of the claim and for the μ of evaluations.
 
-    The releases of a deployment that a silo signed are those of its scenario's plan, and no silo that signed was
-    charged otherwise than these releases cost.  The plan was made here, or, if the model is code outside fedpriv
+    The releases of a deployment that a silo signed are those of its scenario's plan, and each silo that signed
+    states the charge that these releases cost.  The plan was made here, or, if the model is code outside fedpriv
     (`is_planned_here` is False), by each silo that signed.  The releases of a simulation, or of a deployment that
     no silo signed, agree with the scenario as far as `LedgerEntry.disagreement` compares them.
 
     `model`, if it is given, is the model that was certified.  Other facts of the record are compared with the
     scenario where they follow from it and its code is here, such as the number of records.  Nothing else is
     recomputed.  Scores, missed rounds, the choice of settings (`tuned`), the audit, answers of people, and the
-    date rest on the coordinator's word.  All facts of ledgers but the charges rest on the silos' word.
+    date rest on the coordinator's word.  That a silo's ledger has its facts, charges included, rests on the
+    silo's word.
     """
     tree = read_certificate(path, content)
     source = path if content is None else f"{path} is not written: the new certificate has a fault"
@@ -460,22 +461,29 @@ def _find_key(tree: Any, key: str) -> Any:
 def _check_sizes(record: Mapping[str, Any]) -> None:
     """Refuse releases that would exhaust a reader's memory, before any of them is expanded.
 
-    Participations and clips are stored with numbers of repetitions, and a few bytes could stand for releases of
-    any length.  A record of another shape may raise other exceptions, such as KeyError.
+    Participations and clips are stored with numbers of repetitions, and mechanisms with sizes such as bands, so
+    that a few bytes could stand for releases of any length.  A record of another shape may raise other exceptions,
+    such as KeyError.
 
     Raises:
-        InputError: If the integers of all participations and the repetitions of all clips add up to more than
-            10^7, or there are more than 10^6 silos, or more than 10^7 of a simulation, which lists none by number.
+        InputError: If the integers of all participations and mechanisms and the repetitions of all clips add up to
+            more than 10^7, or there are more than 10^6 silos, or more than 10^7 of a simulation, which lists none
+            by number.
     """
     evaluation = record.get("evaluation") or {"releases": []}
     releases = (*record["releases"], *evaluation["releases"])
-    fields = [field for release in releases for field in release["participation"].values()]
+    fields = [
+        field
+        for release in releases
+        for part in ("participation", "mechanism")
+        for field in release[part].values()
+    ]
     values = [value for field in fields for value in (field if isinstance(field, list) else [field])]
     counts = [value for value in values if isinstance(value, int)]
     clips = [count for release in releases for _, count in release["clips"]]
     max_silos = _MAX_SIGNING_SILOS if record["engine"] == "deployment" else _MAX_SIMULATED_SILOS
     if sum(abs(int(count)) for count in (*counts, *clips)) > _MAX_ROUNDS or abs(int(record["silos"])) > max_silos:
-        raise InputError("record: has more rounds or silos than a certificate may have")
+        raise InputError("record: has more rounds or silos than a certificate may have, or larger noise matrices")
 
 
 def _matches(recorded: Any, expected: Any, name: str) -> bool:

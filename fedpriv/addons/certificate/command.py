@@ -299,12 +299,17 @@ def _describe_public_facts(certificate: VerifiedCertificate, data: Mapping[str, 
         return "Ranges, vocabularies and classes of the table are public, as fedpriv describes this data set."
     if table is None:
         return "Shapes of records and the number of classes are taken to be public."
-    signers = [silo_statement for silo_statement in certificate.silos if silo_statement["table_public"]]
-    silos = f", and by the policies of {format_count(len(signers), 'silo')} that signed" if signers else ""
+    count = sum(silo_statement["table_public"] is True for silo_statement in certificate.silos)
+    silos = (
+        f", {'and' if table['public'] else 'but'} by the policies of {format_count(count, 'silo')} that signed"
+        if count
+        else ""
+    )
+    # Only a run without noise can have a table that is not declared public.
     return (
-        "Ranges, vocabularies, classes and sites of the table were declared public by the coordinator's scenario "
-        f"(data.table.public = {str(table['public']).lower()}){silos}: if they were read off the "
-        "records, they tell of them whatever the noise."
+        f"Ranges, vocabularies, classes and sites of the table were {'' if table['public'] else 'not '}declared "
+        f"public by the coordinator's scenario (data.table.public = {str(table['public']).lower()}){silos}: if "
+        "they were read off the records, they tell of them whatever the noise."
     )
 
 
@@ -649,7 +654,7 @@ def certify(
         InputError: If the run, an answer, the key or a silo's file cannot be used, a fact of the cell is not that
             of its scenario, or a silo signed another body.
         RunError: If the run's claim is not what releases and scenario give, or the new certificate fails its
-            verification, for example by a silo's wrong signature.  No file is written then.
+            verification, for example by a silo's wrong signature.  No file is written then, but for a missing key.
     """
     # The body is complete, and its figures are recomputed, before anything is written.
     results, audit = read_claims(folder), load_audit(folder)

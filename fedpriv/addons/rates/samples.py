@@ -125,8 +125,8 @@ def printed_samples(problem: NonsmoothProblem, target: float, epsilon: float) ->
 def certified_samples(problem: NonsmoothProblem, target: float, mu: float) -> dict[str, float]:
     """Return the numbers of records that the explicit bounds need, or infinity beyond 10^18.
 
-    Each number suffices, and may be larger than necessary.  The bound of a multi-pass run for a measure β is above
-    β, so the best of 12 values β up to `target` counts.
+    Each number suffices, and may be larger than necessary.  The bound of a multi-pass run for a measure β below L
+    is above β, so the best of 12 values β up to `target` counts.
 
     Args:
         problem: Numbers of the problem.

@@ -30,8 +30,8 @@ def prepare_module(model: Any, labels: NDArray[Any], classes: int | None, loss: 
         The module, or None if `model` is None.
 
     Raises:
-        InputError: The value is no module, the module is scripted, has lazy or complex parameters or cannot be
-            copied, or the labels cannot be used.
+        InputError: The value is no module, the module is scripted, has complex parameters or some without values
+            or cannot be copied, or the labels cannot be used.
     """
     check_labels(labels, classes, loss)
     if model is None:

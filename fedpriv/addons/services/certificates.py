@@ -279,7 +279,7 @@ def renew_certificate(key_folder: Path, authority_folder: Path) -> Certificate:
 
     The new certificate, which is returned, replaces the old one.  It ends no later than the authority's own, and
     is valid from an hour ago, for clocks that are late.  Another authority of the same name can have signed the
-    old one, if the silos' ca.crt has both.
+    old one, if the silos' ca.crt has the key of this authority, too.
 
     Args:
         key_folder: Folder of a SuperLink with server.pem, and with the ca.crt that silos trust.
@@ -287,7 +287,8 @@ def renew_certificate(key_folder: Path, authority_folder: Path) -> Certificate:
 
     Raises:
         InputError: The certificate's issuer has another name than the authority, the silos' ca.crt lacks the
-            authority's key, the authority's own certificate ends within 30 days, or a file cannot be read.
+            authority's key, the authority's own certificate ends within 30 days, its key is no EC key or not that
+            of its certificate, or a file cannot be read.
         OSError: The new certificate cannot be written.
     """
     old_certificate, authority = (

@@ -135,19 +135,24 @@ def write_statistics(
 def render_statistics_page(stats: Statistics, tables: Sequence[TableResult], record: Mapping[str, Any]) -> str:
     """Render a self-contained page of bars and curves, with intervals of 95 % that include the noise.
 
-    Guarantee: every text of a plan or a table is escaped, and the page loads nothing from elsewhere.
+    Guarantee: every text of a plan or a table is escaped, the page loads nothing from elsewhere, and that of a
+    simulation says that nothing is protected.
 
     Args:
         stats: Plan and scenario.
         tables: Released tables.
         record: Entry of the run in its results, with the claim.
     """
-    title, css = (
+    title, css, reader = (
         stats.plan.title or stats.plan.name,
         resources.files("fedpriv.show").joinpath("page.css").read_text(),
+        "Whoever reads this"
+        if record["noise"] == "release"
+        else "This was a simulation, whose noise anybody can recompute and remove: nothing here is protected. "
+        "Whoever reads such tables of a deployment",
     )
     verdict = (
-        f"Whoever reads this learns of every {stats.cell.privacy.protected_unit.noun} no more than "
+        f"{reader} learns of every {stats.cell.privacy.protected_unit.noun} no more than "
         f"μ = {format_upper(record['mu'])} allows, {format_epsilon_delta(record['epsilon'], record['delta'])} "
         f"({record['relation']}), all tables together. Trust: {record['trust']}."
     )
@@ -155,13 +160,11 @@ def render_statistics_page(stats: Statistics, tables: Sequence[TableResult], rec
         Markup(
             '<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{}</title><style>{}</style></head>'
         ).format(title, Markup(css)),
-        Markup('<body><main><h1>{}</h1><p class="verdict">{}</p>').format(
-            stats.plan.title or stats.plan.name, verdict
-        ),
+        Markup('<body><main><h1>{}</h1><p class="verdict">{}</p>').format(title, verdict),
         Markup(
-            "<p>A bar is a count as it was released, and the line on it is an interval of 95 % that includes the "
-            "noise. A band about survival is of 95 % for the population, and includes noise and sampling. A band "
-            "about shares of records is of 95 % for these records, and includes the noise.</p>"
+            "<p>A bar is a count as it was released, none below 0, and the line on it is an interval of 95 % that "
+            "includes the noise. A band about survival is of 95 % for the population, and includes noise and "
+            "sampling. A band about shares of records is of 95 % for these records, and includes the noise.</p>"
         ),
     ]
     for table in tables:
@@ -377,7 +380,8 @@ def run_statistics(
     sys.stdout.write(
         "intervals are of 95 % and include the noise; a count that cannot be told from 0 is < its interval's end\n"
         f"all tables together: μ = {format_upper(mu)}, {format_epsilon_delta(epsilon, delta)} "
-        f"({released.data['relation']}), trust {released.data['trust']}\n"
+        f"({released.data['relation']}), trust {released.data['trust']}"
+        f"{'' if row.makes_release else '; a simulation: anybody can recompute this noise and remove it'}\n"
         f"written: {released.folder}/statistics.json, .csv and .html; the claim: fedpriv show {released.folder}\n"
     )
 

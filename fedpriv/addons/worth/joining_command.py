@@ -221,7 +221,7 @@ def _notes(result: JoiningResult) -> list[str]:
     if result.request.with_personal:
         method = (
             "a fifth of the records, which the release did not read"
-            if result.published.judged == "spared"
+            if all(split.judged == "spared" for split in (result.published, *result.splits))
             else "folds of records that the release read, at silos with fewer than 10 records that it did not read"
         )
         notes.append(

@@ -403,7 +403,7 @@ class FederationSilo:
     silo: int
     """Number of the silo."""
     connected: bool
-    """Whether a request was admitted in the last minute, and none since then was refused for its clock."""
+    """Whether a request was admitted in the last minute, and the silo is not `refused`."""
     seen: float | None
     """Time of the last admitted request in seconds of the epoch, or None without one."""
     fedpriv: str | None
