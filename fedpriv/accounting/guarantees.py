@@ -161,8 +161,12 @@ class GaussianDP:
         return gdp.epsilon_of(group_mu(self.mu, size), delta)
 
     def figures(self, delta: float) -> dict[str, float | None]:
-        paper = renyi.paper_epsilon(self.mu, delta)
-        return {"mu": self.mu, "zcdp": self.zcdp, "epsilon": self.epsilon_of(delta), "epsilon_paper": paper}
+        return {
+            "mu": self.mu,
+            "zcdp": self.zcdp,
+            "epsilon": self.epsilon_of(delta),
+            "epsilon_paper": renyi.paper_epsilon(self.mu, delta),
+        }
 
     def conversions(self, delta: float) -> dict[str, float]:
         """Return (ε, δ)-DP by the exact conversion, by a Rényi accountant's, and by the papers' formula."""

@@ -51,8 +51,9 @@ class TrackerObserver(RunObserver):
         with self._translate_errors():
             for place in places:
                 point = scenario.points[place]
-                settings = dict(flatten_keys(point.cell.canonical_data()))
-                self._runs[place] = self._tracker.begin(scenario.name, _run_name(point), settings)
+                self._runs[place] = self._tracker.begin(
+                    scenario.name, _run_name(point), dict(flatten_keys(point.cell.canonical_data()))
+                )
 
     def evaluated(self, place: int, t: int, metrics: Mapping[str, float]) -> None:
         with self._translate_errors():

@@ -40,8 +40,11 @@ def _make_console() -> Console:
     console = Console(highlight=False)
     if console.is_terminal:
         return console
-    min_width = 0 if "COLUMNS" in os.environ else _PIPED_WIDTH
-    return Console(highlight=False, width=max(min_width, console.width), soft_wrap=False)
+    return Console(
+        highlight=False,
+        width=max(0 if "COLUMNS" in os.environ else _PIPED_WIDTH, console.width),
+        soft_wrap=False,
+    )
 
 
 def _printable_line(text: str) -> str:

@@ -277,8 +277,7 @@ class DenseTerms:
         ]
 
     def per_record(self, factor: Tensor) -> list[Tensor]:
-        column = factor.unsqueeze(-1)
-        output_gradients = [output_gradient * column for output_gradient in self.output_gradients]
+        output_gradients = [output_gradient * factor.unsqueeze(-1) for output_gradient in self.output_gradients]
         weight = sum_tensors(
             [
                 output_gradient.unsqueeze(-1) * inputs.unsqueeze(-2)

@@ -186,9 +186,10 @@ def _compute_features(images: NDArray[Any], dtype: torch.dtype, settings: Softma
     Raises:
         InputError: The images do not fit the settings, or the backbone cannot be used.
     """
-    oriented = settings.features == "orientations"
     values = (
-        orientation_histograms(images, dtype) if oriented else pixel_features(images, dtype).sub(settings.centre)
+        orientation_histograms(images, dtype)
+        if settings.features == "orientations"
+        else pixel_features(images, dtype).sub(settings.centre)
     )
     if settings.backbone is not None:
         assert settings.backbone_weights is not None

@@ -410,8 +410,9 @@ class SummedScores(View):
         )
 
     def _scale_losses(self, losses: Tensor) -> Tensor:
-        scaled = losses.double() / self.loss_bound
-        return scaled.nan_to_num(nan=1.0, posinf=1.0, neginf=0.0).clamp(0.0, 1.0) - 0.5
+        return (losses.double() / self.loss_bound).nan_to_num(nan=1.0, posinf=1.0, neginf=0.0).clamp(
+            0.0, 1.0
+        ) - 0.5
 
     def to_metrics(self, mean: Tensor) -> dict[str, Tensor]:
         """Convert means of increments (..., `dimension`) to metrics by name, (...) each."""

@@ -135,8 +135,9 @@ def _axis_values(axis: Axis) -> NDArray[np.float64]:
     if axis.edges is None:
         return np.array([0.0, *range((axis.words or 1) - 1, 0, -1), np.nan])
     edges = np.array(axis.edges)
-    midpoints = (edges[1:] + edges[:-1]) / 2.0
-    return np.array([edges[0], edges[-1], edges[0] - 1.0, edges[-1] + 1.0, np.nan, *midpoints])
+    return np.array(
+        [edges[0], edges[-1], edges[0] - 1.0, edges[-1] + 1.0, np.nan, *(edges[1:] + edges[:-1]) / 2.0]
+    )
 
 
 class _CountingSilo(GuardedSilo):

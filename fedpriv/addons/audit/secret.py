@@ -337,8 +337,9 @@ class Evidence:
             members = row % self.schedule.groups == group
             if members.any():
                 # A row takes part in rounds of its group only.
-                member_ratios = ratios[members, group :: self.schedule.groups]
-                scores[members] = _MIXTURES[type(self.schedule)](self.schedule, member_ratios)
+                scores[members] = _MIXTURES[type(self.schedule)](
+                    self.schedule, ratios[members, group :: self.schedule.groups]
+                )
         return scores
 
 

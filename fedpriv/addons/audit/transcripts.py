@@ -183,8 +183,7 @@ class Trials(NamedTuple):
 
     def select_round(self, t: int) -> "Trials":
         """Return the canaries of one round."""
-        mask = self.rounds == t
-        return Trials(*(column[mask] for column in self))
+        return Trials(*(column[self.rounds == t] for column in self))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -325,9 +325,9 @@ def _make_column(column: ColumnSummary) -> FeatureColumn:
     if column.span is not None:
         low, high = round_outwards(*column.span)
         return FeatureColumn(range=(low, high), missing=(low + high) / 2.0 if column.missing else None)
-    vocabulary = sorted(column.words)
     return FeatureColumn(
-        values=tuple(dict.fromkeys((*vocabulary, OTHER_WORD))), missing=OTHER_WORD if column.missing else None
+        values=tuple(dict.fromkeys((*sorted(column.words), OTHER_WORD))),
+        missing=OTHER_WORD if column.missing else None,
     )
 
 

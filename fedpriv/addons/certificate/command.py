@@ -609,8 +609,7 @@ def format_model_card(certificate: VerifiedCertificate) -> str:
 
 def _escape_markdown(text: str) -> str:
     """Escape another party's text as one line without CommonMark's emphasis, code, links and HTML."""
-    line = " ".join(text.split())
-    return "".join(f"\\{letter}" if letter in "\\`*_[]<>#|!" else letter for letter in line)
+    return "".join(f"\\{letter}" if letter in "\\`*_[]<>#|!" else letter for letter in " ".join(text.split()))
 
 
 CERTIFICATE_FILE, PAGE_FILE, CARD_FILE = "certificate.json", "certificate.html", "model-card.md"

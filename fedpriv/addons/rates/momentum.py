@@ -108,8 +108,7 @@ def lemma_7(records: int, dimension: int, epsilon: float) -> float:
 
 def gradient_descent(records: float, dimension: int, epsilon: float) -> float:
     """Return the bound of DP gradient descent: full gradients, a step of 1/L, the best T, counted noise."""
-    mu = mu_of(epsilon, DELTA)
-    return math.sqrt(4.0 * math.sqrt(2.0) * math.sqrt(dimension) / (records * mu))
+    return math.sqrt(4.0 * math.sqrt(2.0) * math.sqrt(dimension) / (records * mu_of(epsilon, DELTA)))
 
 
 def count_first(records: int, dimension: int, epsilon: float) -> float:

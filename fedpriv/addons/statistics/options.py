@@ -38,8 +38,15 @@ def statistics(
     from fedpriv.addons.statistics.command import run_statistics
     from fedpriv.engines.table import Connection
 
-    connection = Connection(superlink, root_certificates)
-    run_statistics(plan, overrides or [], engine, out, connection, dry_run=dry_run, as_json=as_json)
+    run_statistics(
+        plan,
+        overrides or [],
+        engine,
+        out,
+        Connection(superlink, root_certificates),
+        dry_run=dry_run,
+        as_json=as_json,
+    )
 
 
 def coefficients(

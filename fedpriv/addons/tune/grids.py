@@ -460,8 +460,10 @@ def _reduce_reading(cell: Cell, held_out: HeldOut) -> dict[str, Any]:
         return {
             "federation.batches": [max(1, size * remaining // held_out.total_count) for size in federation.batches]
         }
-    passes = remaining // sum(cell.batch_sizes)
-    return {"federation.rounds": max(1, min(federation.rounds_per_epoch, passes)) * federation.epochs}
+    return {
+        "federation.rounds": max(1, min(federation.rounds_per_epoch, remaining // sum(cell.batch_sizes)))
+        * federation.epochs
+    }
 
 
 def _reduce_site_batches(cell: Cell, held_out: HeldOut, batches: Sequence[int]) -> dict[str, Any]:

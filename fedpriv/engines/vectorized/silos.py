@@ -360,8 +360,7 @@ def group_cells(cells: Sequence[Cell]) -> list[list[int]]:
     Raises:
         InputError: This engine cannot compute a cell, or a cell cannot be planned.
     """
-    plans = make_plans(cells)
-    return list(group_by_plan(cells, plans))
+    return list(group_by_plan(cells, make_plans(cells)))
 
 
 def make_plans(cells: Sequence[Cell]) -> list[Plan]:
