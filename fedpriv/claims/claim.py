@@ -65,7 +65,8 @@ class PrivacyClaim(Generic[Promise]):
     """Guarantee with its neighbouring relation and its unit of protection.
 
     Guarantee: `guarantee` holds for neighbouring data sets under `relation` that differ in one `unit`, whatever
-    the adversary knows about all other units.
+    the adversary knows about all other units.  If the sensitivity rests on more than clipping, it holds under
+    `Mechanism.assumption`, too.
     """
 
     guarantee: Promise
