@@ -51,7 +51,7 @@ _MAX_PREFETCHED_VALUES = 2**26  # prefetched noise of all silos that one process
 class FreshNoise(NamedTuple):
     """Fresh vectors of a round, and their amplitude.
 
-    The vectors are (..., d), or (..., draws, d) in a round for which the plan has several vectors.  Zeros may have
+    The vectors are (..., d), or (draws, ..., d) in a round for which the plan has several vectors.  Zeros may have
     a last axis of 1.  Mechanisms are linear, so replicates (runs that are computed side by side) can share noise
     (1, d) of variance 1.
     """
