@@ -181,8 +181,8 @@ def add_mechanism(kind: type[Mechanism]) -> None:
 
     Raises:
         InputError: The name is one of fedpriv's or "auto", is empty, has other characters than a-z, 0-9 and -, or
-            begins with -, or the class is no dataclass, no subclass of `Mechanism`, or has no description
-            (`words`).
+            begins with -, or the class neither is a dataclass nor has one as a base, is no subclass of
+            `Mechanism`, or has no description (`words`).
     """
     if Mechanism not in getattr(kind, "__mro__", ()) or not dataclasses.is_dataclass(kind):
         raise InputError(
@@ -191,7 +191,11 @@ def add_mechanism(kind: type[Mechanism]) -> None:
     name = getattr(kind, "name", "")
     if name in {*MECHANISMS, AUTO}:
         raise InputError(f"add_mechanism: {name!r} is a mechanism of fedpriv; give yours another name")
-    if not re.fullmatch(r"[a-z0-9][a-z0-9-]*", name) or not getattr(kind, "words", ""):
+    if (
+        not isinstance(name, str)
+        or not re.fullmatch(r"[a-z0-9][a-z0-9-]*", name)
+        or not getattr(kind, "words", "")
+    ):
         raise InputError(
             f"add_mechanism: {kind.__name__} has the name {name!r}: needed are `words`, and a `name` of "
             "lower-case letters, digits and dashes, without a dash in front"

@@ -305,6 +305,8 @@ def test_noise_on_held_out_scores_is_one_over_the_record_count_times_mu() -> Non
         (["--grid", "algorithm.step=[0.1,1]",
           "--set", 'algorithm={name="dp-sgd",trust="untrusted",clip=1.0,step=1.0}'],
          ["--set 'algorithm={", "would hide the values of algorithm.step that are tried"]),
+        (["--grid", "algorithm.step=[0.1,1]", "--while-tuning", "algorithm.step=2"],
+         ["--while-tuning 'algorithm.step=2': the grid tries values of this key; leave it out"]),
         (["--grid", "algorithm.step=[0.1,1]", "--while-tuning", 'algorithm={name="dp-sgd",clip=1.0,step=1.0}'],
          ["--while-tuning 'algorithm={", "would hide the values of algorithm.step that are tried"]),
         ([*GRID, "--held-out", "7000"], ["--held-out 7000: synthetic has 6000 training records"]),

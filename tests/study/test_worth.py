@@ -145,7 +145,7 @@ def test_other_records_seeds_or_models_have_cached_local_scores_of_their_own(own
 @pytest.mark.parametrize(
     ("sections", "said"),
     [
-        ({"model": {"name": "cnn"}, "data": {"name": "synthetic"}}, "worth fits models of linear scores alone"),
+        ({"model": {"name": "cnn"}, "data": {"name": "synthetic"}}, "worth fits these models alone"),
         (
             {
                 "privacy": {"unit": "client", "records": 2},

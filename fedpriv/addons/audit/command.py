@@ -78,7 +78,9 @@ def _format_family(outcome: Audit, name: str, bound: float) -> str:
 
 @contextmanager
 def _show_progress() -> Iterator[Callable[[float], None]]:
-    """Show progress on stderr, as a bar on a terminal and in lines, at least 5 seconds apart, elsewhere.
+    """Show progress on stderr, as a bar on a terminal that can draw one and in lines elsewhere.
+
+    Lines are at least 5 seconds apart.
 
     Standard output stays free for JSON.
 
@@ -86,7 +88,7 @@ def _show_progress() -> Iterator[Callable[[float], None]]:
         Function to call with the share of the work that is finished, approximately, from 0 to 1.
     """
     console = Console(stderr=True)
-    if console.is_terminal:
+    if console.is_terminal and not console.is_dumb_terminal:
         with Progress(console=console, transient=True) as progress:
             bar = progress.add_task("auditing", total=1.0)
             yield lambda share: progress.update(bar, completed=share)

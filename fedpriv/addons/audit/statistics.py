@@ -282,8 +282,8 @@ def _canary_scores(plan: Plan, canary_round: int, trials: Trials) -> Mapping[str
     """Return the scores (n,) of each test by name, and the number of runs that the test reads.
 
     A large score is a guess of "present".  The matched filter on the whole transcript is the best test for correct
-    code.  Single releases, their sum from the canary's round on, and differences (of two rounds, of silos 0 and 1,
-    of two runs) show noise that is repeated, missing or badly stored.
+    code at queries of zeros.  Single releases, their sum from the canary's round on, and differences (of two
+    rounds, of silos 0 and 1, of two runs) show noise that is repeated, missing or badly stored.
 
     Args:
         plan: Plan of the run.

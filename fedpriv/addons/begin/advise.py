@@ -468,8 +468,8 @@ def _round_up(norm: float) -> float:
 def _make_plan(facts: Facts, tree: Mapping[str, Any]) -> tuple[Cell, Plan]:
     """Plan a run of the scenario without its data.
 
-    Persons are planned as records, because both are clipped to the same norm and batches count them alike.  A
-    network is planned as a linear model, because noise does not depend on the number of parameters.
+    Persons and clients are planned as records, because both are clipped to the same norm and batches count them
+    alike.  A network is planned as a linear model, because noise does not depend on the number of parameters.
     """
     privacy = {key: value for key, value in tree["privacy"].items() if key not in ("unit", "records")}
     planned_tree = {

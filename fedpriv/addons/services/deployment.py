@@ -212,7 +212,8 @@ def write_silos(cell: Cell, folder: Path, home: Path) -> list[Path]:
 
     A shard is the file of a silo's records: a CSV file if the model reads the raw cells of a table, and else
     arrays.  Existing shards and ledgers are kept, because ledgers record earlier releases.  Those of a silo whose
-    folder is marked as unfinished are written again: an earlier call was killed before any guard could start.
+    folder is marked as unfinished are written again: an earlier call was killed, or failed, before any guard could
+    start.
 
     Args:
         cell: Cell of the run.

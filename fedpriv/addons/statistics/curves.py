@@ -506,10 +506,11 @@ LabelledTable = tuple[str, Sequence[str], Sequence[Sequence[str]], int]
 def intervals_of(results: Results) -> list[LabelledTable]:
     """Return a table of figures and one of reliability curves, as far as the results have them.
 
-    The first has a line for each point of the sweep and group of records, with means over the runs of the point.
-    The second has a line for each run and bin of the score, with the observed share of class 1.
+    The first has a line for each point of the sweep and each set of test records with figures: all of them, those
+    of a silo or those of a group.  A figure there is the mean over the runs of the point that have it.  The second
+    has a line for each run and bin of the score, with the observed share of class 1.
     """
-    # The runs of a point, its `cells`, differ in the seed.
+    # The runs of a point, its `cells`, differ in the seed.  A suffix of figures names the set of records.
     figures, observed = list[list[str]](), list[list[str]]()
     for point in sweep_points(results):
         cells, point_labels = cells_at_point(results, point), list(map(format_value, point.values()))

@@ -380,6 +380,12 @@ def _choose_row_settings(
                 for key in keys
             },
             **{
+                f"--while-tuning {text!r}: the grid tries values of this key; leave it out": (
+                    parse_assignment(text)[0] in keys
+                )
+                for text in request.fixed or []
+            },
+            **{
                 f"{option} {assignment!r} holds a whole section, and would hide the values of {key} that are "
                 "tried; give the keys of the section one by one": (
                     key.startswith(f"{parse_assignment(assignment)[0]}.")

@@ -84,7 +84,7 @@ def tune_openly(
         scenario: Scenario that is tuned.
         rows: Rows with the settings to try.
         held_out: Held-out records on which settings are compared.
-        fixed: "KEY=VALUE" of keys that all trials have.
+        fixed: "KEY=VALUE" of keys that all trials have, none of them a key of a setting.
         seeds: Seeds of the trials.
         metric: Metric that is compared.
         options: Options of the run of all trials.

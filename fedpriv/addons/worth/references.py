@@ -308,8 +308,9 @@ def _local_models_text(
 ) -> str:
     """Return the local models' metric at the points with the values `fixed`, or "" if none is cached.
 
-    A point has the mean over its seeds, and a seed the mean over its silos.  The text is a range if the values of
-    points differ in the digits shown.  It is "" for a metric other than that of the references.
+    A point has the mean over its seeds that are cached, and a seed the mean over the silos of its references.  The
+    text is a range if the values of points differ in the digits shown.  It is "" for a metric other than that of
+    the references.
 
     Args:
         results: Results of the run.

@@ -222,11 +222,11 @@ def _to_float64(records: Records) -> Records:
 def find_linear_objective(cell: Cell) -> Objective:
     """Return the cell's loss without its views, such as one that adds metrics.
 
-    A hazard regression is returned as `LinearHazards`, the view that makes it one convex problem.
+    A linear hazard regression is returned as `LinearHazards`, the view that makes it one convex problem.
 
     Raises:
-        InputError: The loss is not a function of linear scores, or has a penalty, or the cell's records cannot be
-            loaded.
+        InputError: The loss has no convex function of linear scores (`linear` of `fast_paths`), or has a penalty,
+            or the cell's records cannot be loaded.
     """
     objective = load_task(cell).objective
     while isinstance(objective, View):
@@ -236,8 +236,8 @@ def find_linear_objective(cell: Cell) -> Objective:
     if (hazards := find_linear_hazards(objective)) is not None:
         return hazards
     raise InputError(
-        f"model.name = {cell.model.name!r}: worth fits models of linear scores alone so far (softmax, logistic, "
-        "sigmoid and hazard regression, least squares), without model.penalty"
+        f"model.name = {cell.model.name!r}: worth fits these models alone so far: softmax, logistic, "
+        "sigmoid and hazard regression, and least squares, without model.penalty"
     )
 
 
