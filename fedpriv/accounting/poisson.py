@@ -341,8 +341,10 @@ def _cached_group_curve(mechanism: PoissonGaussian, size: int) -> Curve:
     """Return the curve of δ of `size` units, the highest over the directions of the relation, cached.
 
     Under zero-out the units are removed or added, and under replace-one they are replaced.  For each direction the
-    losses of one round are put on a grid and composed over all rounds.  The curve is 1 if a coarse grid resolves
-    no useful bound (`_RoundHockeyStick.is_useless`).  For more than 1,000 units it is that of known rounds.
+    privacy losses of one round become a distribution on a grid of losses, which is composed with itself over all
+    rounds.  Losses beyond ±`MAX_EPSILON` count as that.  If on a coarse grid the bound of δ at the largest ε is
+    still above 1e-3 (`_RoundHockeyStick.is_useless`), the fine grid is spared, and the curve is 1.  For more than
+    1,000 units the curve is that of known rounds.
     """
     directions: tuple[GroupDirection, ...] = (
         ("replaced",) if mechanism.relation == "replace-one" else ("removed", "added")

@@ -315,9 +315,10 @@ def _prescribe(
     """Prescribe a theorem's numbers with corrected constants, and the bound that then holds.
 
     "noise std" is that of a difference round (of every tree node in a single pass).  "bound" is on the Goldstein
-    measure, the smallest norm of a weighted mean of gradients at nearby points.  "directions" is the number of
-    random directions for each record that the paper prints, and "directions needed" the number that a sensitivity
-    without clipping requires.
+    measure, the smallest norm of a weighted mean of gradients at nearby points.  An oracle estimates a record's
+    gradient from differences of losses along random directions.  "directions" is the number of them that the paper
+    prints.  "directions needed" is the number with which all estimates are, but for a probability of δ/2, so close
+    to their means that the paper's sensitivity of the sums holds without clipping.
 
     Args:
         name: Name of the theorem.

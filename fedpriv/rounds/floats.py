@@ -262,9 +262,9 @@ def update_split_running_sum(
     whatever the queries are.  r_t is 0 in the first round of an epoch.
 
     Args:
-        state: State after the round before.  Its past vectors are queries v, and then sums u.  A v is the query of
-            an epoch's first round.  There is one for each epoch that began before round t, latest first, at most
-            two.  The u are those of the last rounds, at most N, oldest first.
+        state: State after the round before.  Its past vectors are first anchors v, the first queries of the last
+            epochs that began before round t, latest first, at most two.  After them come the sums u of the last
+            rounds, at most N, oldest first.
         step: Round t of the estimator.
         split: Clips of the parts, N and γ.
         query: Query of round t, (..., d).
@@ -275,7 +275,7 @@ def update_split_running_sum(
     Returns:
         The next state, and the number of clipped records of the part that clips most, (...).
     """
-    # Past vectors are first the anchors v, of one or two epochs, and then the sums u.
+    # None, one or two anchors: 0 in round 1, 1 to the end of the first epoch and in the next one's first round.
     epoch, round_index = divmod(step.t - 1, split.rounds_per_epoch)
     anchor_count = min(2, epoch + (round_index > 0))
     past_anchors, past_sums = state.past_vectors[:anchor_count], state.past_vectors[anchor_count:]
