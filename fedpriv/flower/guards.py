@@ -311,8 +311,9 @@ def with_dtype(cell: Cell, dtype: str) -> Cell:
     Raises:
         InputError: The type or the noise cannot be used.
     """
-    tree = cell.canonical_data()
-    return fit_cell_noise(resolve_cell({**tree, "run": {**tree["run"], "dtype": dtype}}, cell.name))
+    return fit_cell_noise(
+        resolve_cell({**(tree := cell.canonical_data()), "run": {**tree["run"], "dtype": dtype}}, cell.name)
+    )
 
 
 def _require_app_cell(cell: Cell, source: str) -> Cell:
