@@ -485,8 +485,12 @@ class Bfloat16View(RecordView):
     Evaluations are in the type of the model.
 
     Guarantee: as for any objective, since an increment has the type of the weights before its norm is computed:
-    gradients are other gradients, and each is clipped as the vector that is added.
+    gradients are other gradients, and each is clipped as the vector that is added.  The loss counts as one that is
+    not convex, since a gradient jumps where the model is rounded to another number, so that a step can move two
+    models apart, and no privacy may rest on contraction.  Differences of gradients are refused.
     """
+
+    convex, convex_within = False, 0.0
 
     def for_batch(self, slots: BatchLayout) -> Self:
         base = self.base.for_batch(slots)
@@ -538,10 +542,9 @@ def make_bfloat16_view(objective: Objective, records: Records) -> Bfloat16View:
     features = records.features.flatten(0, -2)
     has_large_integers = (features == features.round()).all(0) & (features.abs().amax(0) > _MAX_BFLOAT16_INTEGER)
     if has_large_integers.any():
-        column = int(has_large_integers.nonzero()[0])
         raise InputError(
-            f'run.passes = "bfloat16": feature {column} has whole numbers beyond {_MAX_BFLOAT16_INTEGER}, which '
-            "would become others in 8 bits; leave it out, or scale the feature"
+            f'run.passes = "bfloat16": feature {int(has_large_integers.nonzero()[0])} has whole numbers beyond '
+            f"{_MAX_BFLOAT16_INTEGER}, which would become others in 8 bits; leave it out, or scale the feature"
         )
     # One record shows whether the operations of the model exist in bfloat16.  Its label is 0, and if there are
     # several labels, they lie behind its features.

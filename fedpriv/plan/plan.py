@@ -23,7 +23,7 @@ from fedpriv.core.random import SERVER, public_generator
 from fedpriv.core.replicates import Scalar
 from fedpriv.loss.estimators import Estimator, PlainGradient, RaisedClips, Round, make_rounds, max_running_sum
 from fedpriv.loss.features import check_augmentation_allowed
-from fedpriv.loss.objective import PROVED_DIAMETERS, Deterministic, Objective, is_shipped
+from fedpriv.loss.objective import PROVED_DIAMETERS, Deterministic, EvaluationView, Objective, is_shipped
 from fedpriv.loss.ridge import RidgeStatistics
 from fedpriv.loss.rows import ColumnMoments
 from fedpriv.loss.views import PerUnit
@@ -450,7 +450,8 @@ def find_increment_diameter(
     and zeros are no further apart than the objective's `diameter`.  Clipping, a projection on a ball, brings none
     further apart.  Only classes in `PROVED_DIAMETERS` that fedpriv ships are believed, and only if rounds are
     public and no client decides on them: a client may be exchanged for one that comes in other rounds, and then
-    even equal increments do not cancel.
+    even equal increments do not cancel.  Metrics change no increment, so that the result is the same for a server
+    with metrics and for guards without them, and so are lattice and noise.
 
     Args:
         objective: Objective of the row, by records.
@@ -459,12 +460,17 @@ def find_increment_diameter(
         order: Participation of the records.
     """
     first, is_independent = estimator.round(1), type(mechanism) is IndependentGaussian
+    while isinstance(objective, EvaluationView) and is_shipped(type(objective)):
+        objective = objective.base
     # Plain: clipped as a whole, without local steps, and the gradient at the round's own query.
     is_plain = first.split is None and first.local is None and tuple(first.coefficients) == (1.0,)
     is_each_round_alone = order.rounds == 1 or (type(estimator) is PlainGradient and estimator.decay == 0.0)
-    if type(objective) not in PROVED_DIAMETERS or not is_shipped(type(objective)) or order.secret:
-        return APART
-    if not is_plain or not is_independent or not is_each_round_alone or order.client_initiated:
+    if (
+        not (type(objective) in PROVED_DIAMETERS and is_shipped(type(objective)))
+        or not (is_plain and is_independent and is_each_round_alone)
+        or order.secret
+        or order.client_initiated
+    ):
         return APART
     diameter: float = cast(Any, objective).diameter
     return min(APART, max(1.0, diameter / float(first.clip)) * (1.0 + ROUNDING_ALLOWANCE))

@@ -75,9 +75,11 @@ def price_charges(charges: Sequence[Charge], relation: str, unit: str = RECORD.n
     Guarantee: a run that was charged for other neighbours has the price that its charge implies for these
     neighbours. A charge under replace-one implies itself under zero-out.  If a run was charged under zero-out,
     neighbours under replace-one, and neighbours in a record if the charged unit is larger, are two of its steps
-    apart, which doubles a μ without slack.  For a run with slack nothing is implied by two steps.  Nothing is
-    implied either for a run with another unit if `unit` is not the record, for a run without noise, and for a
-    stored scenario whose relation or unit is unknown.  A stored scenario without a unit has records as its unit.
+    apart.  Neighbours in a record under replace-one are twice as many steps apart if the charged unit is larger,
+    since the exchanged record may name another person, so that two persons change.  k steps multiply a μ without
+    slack by k.  For a run with slack nothing is implied by several steps.  Nothing is implied either for a run
+    with another unit if `unit` is not the record, for a run without noise, and for a stored scenario whose
+    relation or unit is unknown.  A stored scenario without a unit has records as its unit.
 
     Args:
         charges: Charges of the runs.
@@ -88,7 +90,7 @@ def price_charges(charges: Sequence[Charge], relation: str, unit: str = RECORD.n
         One price for each charge, None if nothing is implied.
 
     Raises:
-        InputError: If the double of a μ is too large for a float.
+        InputError: If a multiple of a μ is too large for a float.
     """
     return [_price_charge(charge, relation, unit) for charge in charges]
 
@@ -97,7 +99,8 @@ def _price_charge(charge: Charge, relation: str, unit: str) -> Price:
     """Price one charge for neighbours in one `unit` under `relation`, or return None if nothing bounds it.
 
     Neighbours in which one unit replaces another are two steps of a charge under zero-out: from the first unit to
-    zero, and from zero to the second.  A change of a part of the charged unit replaces that unit, too.
+    zero, and from zero to the second.  A change of a part of the charged unit replaces that unit, too.  A part
+    that goes from one unit to another, as a row in which the person's name changes, replaces both.
     """
     if math.isinf(charge.mu):
         return None  # A run without noise.
@@ -111,9 +114,11 @@ def _price_charge(charge: Charge, relation: str, unit: str) -> Price:
         return None  # The stored scenario has no relation or no unit that this version knows.
     if not charged_unit.covers(make_unit(unit)):
         return None  # One `unit` may have any number of the charged units.
-    exchanged = relation_named(relation) == "replace-one" or charged_unit.name != unit
+    exchanged, is_part = relation_named(relation) == "replace-one", charged_unit.name != unit
     return price_at_distance(
-        ApproximateGDP(charge.mu, charge.slack), 2 if exchanged and charged_relation == "zero-out" else 1
+        ApproximateGDP(charge.mu, charge.slack),
+        (2 if exchanged and is_part else 1)
+        * (2 if (exchanged or is_part) and charged_relation == "zero-out" else 1),
     )
 
 

@@ -307,6 +307,19 @@ def test_invalid_strategy_keywords_are_refused_in_one_line(keywords: dict[str, A
     assert "\n" not in str(raised.value)
 
 
+@pytest.mark.parametrize("trust", TRUSTS)
+def test_moments_of_records_are_refused_as_the_model_of_an_app(trust: str) -> None:
+    """Guarantee: guards and an app's server plan one lattice, though the server does not know the guards' loss.
+
+    Moments are √2 clips apart, and the server's noise is for two clips: on its lattice, if that is a coarser one.
+    """
+    keys = {"rounds": 1, "silos": 2, "batch": 8, "clip": 1.0, "step": 1.0, "relation": "replace-one", "mu": 4.3e-4}
+    ridge = {"name": "ridge-statistics", "penalty": 0.1, "feature_norm": 2.0}
+    assert PrivateStrategy("dp-sgd", trust=trust, **keys).cell.target_mu == 4.3e-4
+    with pytest.raises(InputError, match="'ridge-statistics': no module can be this model"):
+        PrivateStrategy("dp-sgd", trust=trust, model=ridge, **keys)
+
+
 SCENARIO = """\
 name = "of-a-file"
 [data]

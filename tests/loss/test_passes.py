@@ -13,10 +13,11 @@ from torch import nn
 from benchmarks.client_models import Transformer, convolutional
 from fedpriv.core.errors import InputError
 from fedpriv.loss.layered import make_module_objective
-from fedpriv.loss.linear import SoftmaxRegression
+from fedpriv.loss.linear import LogisticRegression, SoftmaxRegression
 from fedpriv.loss.losses import CrossEntropy
 from fedpriv.loss.module import ModuleObjective
 from fedpriv.loss.objective import Batch, Objective, Query, Records, make_bfloat16_view
+from fedpriv.plan.plan import make_plan
 from fedpriv.plan.task import load_task
 from fedpriv.scenario.load import resolve_cell
 from fedpriv.scenario.schema import Cell
@@ -119,6 +120,23 @@ def test_units_of_several_records_take_short_passes_too() -> None:
     assert type(objective).__name__ == "Bfloat16View"
     (one,), _ = run("vectorized", cell(privacy=privacy))
     assert np.isfinite(one.cell_outcome.model).all()
+
+
+def test_noise_that_rests_on_contraction_is_refused_in_short_passes() -> None:
+    """Gains: μ of phased-sgd, which rests on steps that move no two models apart, and rounded ones do.
+
+    Steps of a tenth of 2 / smoothness, from models around a jump of bfloat16.
+    """
+    whole, records = LogisticRegression(1, 8.0), Records(torch.tensor([[8.0]]).double(), torch.tensor([1]))
+    short, step = make_bfloat16_view(whole, records), 0.2 / whole.smoothness
+    models = torch.tensor([[1.0 + 2.0**-8 - 1e-7], [1.0 + 2.0**-8 + 1e-7]], dtype=torch.float64) / 8.0
+    for objective, low, high in ((whole, 0.8, 0.9), (short, 1e4, 1e5)):
+        moved = torch.stack([one - step * objective.gradient(one, Batch(records, ones(1))) for one in models])
+        assert low < abs(float((moved[1] - moved[0]) / (models[1] - models[0]))) < high
+    phased = {"name": "phased-sgd", "trust": "curator", "step": 1e-4, "radius": 1.0}
+    refused = cell(algorithm=phased, federation={"silos": 1, "rounds": 8, "batch": 4})
+    with pytest.raises(InputError, match="the privacy of phased-sgd rests on a convex loss"):
+        make_plan(refused, load_task(refused).objective)
 
 
 @pytest.mark.slow

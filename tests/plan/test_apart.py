@@ -16,16 +16,18 @@ from fedpriv.claims.entries import make_entry
 from fedpriv.claims.ledger import make_release_streams, stream_from_data, stream_to_data
 from fedpriv.claims.recomputed import _is_equal
 from fedpriv.core.errors import InputError
-from fedpriv.loss.objective import Objective
+from fedpriv.loss.objective import EvaluationView, Objective
+from fedpriv.loss.scores import ScoreView
 from fedpriv.noise.diagonal import IndependentGaussian
 from fedpriv.participation.orders import FixedOrder
 from fedpriv.participation.registry import ClientAvailability
 from fedpriv.plan.calibration import make_exact_plan, make_workload
 from fedpriv.plan.plan import find_increment_diameter, make_plan
-from fedpriv.plan.task import make_schema_task
+from fedpriv.plan.task import load_public_task, make_schema_task
 from fedpriv.scenario.load import resolve_cell
 from fedpriv.scenario.schema import Cell
 from tests.conftest import small_tree
+from tests.data.tables import rows, table_tree, write_csv
 from tests.silo.test_statistics import TABLES, plan, scenario
 
 OTHERWISE: dict[str, dict[str, Any]] = {
@@ -149,6 +151,45 @@ def test_clients_that_decide_when_they_come_have_an_increment_diameter_of_two_cl
         InputError, match=r"clips apart with .*: where rounds are secret or up to clients they are 2"
     ):
         stream_from_data(data)
+
+
+@pytest.mark.parametrize("mu", [1.0, 4.3e-4])
+def test_a_trusted_server_that_scores_the_model_plans_the_lattice_of_the_guards(tmp_path: Path, mu: float) -> None:
+    """Gains: noise for two clips reaches 2^48 units earlier, and on a coarser lattice it is too little for guards.
+
+    A server's objective has the metrics of the scenario, and a guard's has none.
+    """
+    tree = table_tree(write_csv(tmp_path / "t.csv", rows(100))) | {
+        "model": {"name": "ridge-statistics", "penalty": 0.1, "feature_norm": 2.0},
+        "algorithm": {"name": "dp-sgd", "trust": "trusted", "clip": 1.0, "step": 1.0},
+        "federation": {"silos": 2, "rounds": 1, "batches": [20, 10]},
+        "privacy": {"relation": "replace-one", "mu": mu},
+        "run": {"metrics": ["auc"]},
+    }
+    cell = resolve_cell(tree, "test")
+    assert cell.data.table_schema is not None
+    scored = load_public_task(cell).objective
+    assert isinstance(scored, EvaluationView)
+    server, guard = (
+        make_plan(cell, objective, for_release=True).required_exact_plan
+        for objective in (scored, make_schema_task(cell, cell.data.table_schema).objective)
+    )
+    (norm,) = guard.norms(1)
+    assert math.sqrt(2.0) * norm / server.claim.sigma <= mu  # records are √2 clips apart
+    assert (server.lattice, server.claim) == (guard.lattice, guard.claim)
+
+
+@dataclass(frozen=True)
+class OwnScores(EvaluationView):
+    """A view of the user's, which may change increments after all."""
+
+
+def test_a_view_of_the_users_has_an_increment_diameter_of_two_clip_norms(tmp_path: Path) -> None:
+    asked = plan(tmp_path)
+    parts = asked.make_plan().estimator, IndependentGaussian(), FixedOrder(1, 1)
+    objective = asked.make_plan().objective
+    assert find_increment_diameter(ScoreView(objective, ()), *parts) < APART
+    assert find_increment_diameter(OwnScores(objective), *parts) == APART
 
 
 @pytest.mark.parametrize(("mu", "power"), [(1e-3, 24), (5e-4, 23)])

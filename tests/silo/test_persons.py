@@ -11,9 +11,12 @@ import torch
 
 from fedpriv.accounting.budget import ApproximateGDP
 from fedpriv.core.errors import InputError
-from fedpriv.data.partition import UnitTable, secret_permutation
-from fedpriv.loss.objective import Records
+from fedpriv.data.partition import UnitTable, group_by_person, secret_permutation
+from fedpriv.loss.linear import LogisticRegression
+from fedpriv.loss.objective import Batch, Query, Records
+from fedpriv.loss.views import PerUnit
 from fedpriv.noise.trust import Unit, make_unit
+from fedpriv.plan.task import group_records
 from fedpriv.scenario.load import resolve_cell
 from fedpriv.silo.admission import Charge, price_charges
 from fedpriv.silo.policy import read_policy
@@ -192,7 +195,28 @@ def test_runs_that_protect_records_have_no_price_under_a_policy_for_persons(tmp_
     assert doubled is not None
     assert doubled.mu == pytest.approx(1.0)
     exchanged = persons.replace("zero-out", "replace-one")
-    assert price_charges([Charge(exchanged, 0.5, 0.0)], "replace-one", "record") == [ApproximateGDP(0.5)]
+    assert price_charges([Charge(exchanged, 0.5, 0.0)], "zero-out", "record") == [ApproximateGDP(0.5)]
+
+
+@pytest.mark.parametrize(("relation", "clips"), [("replace-one", 2.0), ("zero-out", 1.0)])
+def test_a_row_that_goes_to_another_person_costs_two_persons(tmp_path: Path, relation: str, clips: float) -> None:
+    """Guarantee of `price_charges`: the name is one of a row's cells, and an exchange of it changes two persons.
+
+    Person a has a short row and a long one, b a short one.  The long row turns a whole clip of its person.
+    """
+    objective = PerUnit(LogisticRegression(1, 40.0), 2)
+
+    def total(persons: list[str], long_label: int) -> float:
+        records = Records(torch.tensor([[4.0], [40.0], [4.0]]).double(), torch.tensor([1, long_label, 0]))
+        batch = Batch(group_records(records, group_by_person(persons, 2)), torch.ones(2, dtype=torch.float64))
+        return float(objective.increment(Query((torch.zeros(1, dtype=torch.float64),)), batch, 1.0).total)
+
+    moved = abs(total(["a", "a", "b"], 0) - total(["a", "b", "b"], 1))
+    assert moved == pytest.approx(4.0)
+    charge = Charge(scenario(tmp_path, relation=relation), 0.5, 0.0)  # noise of 2 · `clips` for one person
+    (price,) = price_charges([charge], "replace-one", "record")
+    assert price is not None
+    assert price.mu == pytest.approx(moved / (clips / charge.mu))
 
 
 def test_runs_with_different_records_per_person_get_correctly_shaped_labels(tmp_path: Path) -> None:
