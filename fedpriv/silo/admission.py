@@ -75,7 +75,9 @@ def price_charges(charges: Sequence[Charge], relation: str, unit: str = RECORD.n
     Guarantee: a run that was charged for other neighbours has the price that its charge implies for these
     neighbours. A charge under replace-one implies itself under zero-out.  If a run was charged under zero-out,
     neighbours under replace-one, and neighbours in a record if the charged unit is larger, are two of its steps
-    apart, which doubles a μ without slack.  For a run with slack nothing is implied by two steps.  Nothing is
+    apart, which doubles a μ without slack.  A record that is exchanged can change its person, so that neighbours
+    in a record under replace-one are twice as many steps apart if the charged unit is larger, as long as they have
+    the same number of persons, which is public.  For a run with slack nothing is implied by two steps.  Nothing is
     implied either for a run with another unit if `unit` is not the record, for a run without noise, and for a
     stored scenario whose relation or unit is unknown.  A stored scenario without a unit has records as its unit.
 
@@ -97,7 +99,8 @@ def _price_charge(charge: Charge, relation: str, unit: str) -> Price:
     """Price one charge for neighbours in one `unit` under `relation`, or return None if nothing bounds it.
 
     Neighbours in which one unit replaces another are two steps of a charge under zero-out: from the first unit to
-    zero, and from zero to the second.  A change of a part of the charged unit replaces that unit, too.
+    zero, and from zero to the second.  A change of a part of the charged unit replaces that unit, too.  A record
+    that is exchanged replaces two larger units: the one that loses it, and the one that gets the other record.
     """
     if math.isinf(charge.mu):
         return None  # A run without noise.
@@ -111,9 +114,11 @@ def _price_charge(charge: Charge, relation: str, unit: str) -> Price:
         return None  # The stored scenario has no relation or no unit that this version knows.
     if not charged_unit.covers(make_unit(unit)):
         return None  # One `unit` may have any number of the charged units.
-    exchanged = relation_named(relation) == "replace-one" or charged_unit.name != unit
+    is_exchanged, is_part = relation_named(relation) == "replace-one", charged_unit.name != unit
     return price_at_distance(
-        ApproximateGDP(charge.mu, charge.slack), 2 if exchanged and charged_relation == "zero-out" else 1
+        ApproximateGDP(charge.mu, charge.slack),
+        (2 if is_exchanged and is_part else 1)
+        * (2 if (is_exchanged or is_part) and charged_relation == "zero-out" else 1),
     )
 
 

@@ -173,7 +173,11 @@ def test_runs_that_protect_records_have_no_price_under_a_policy_for_persons(tmp_
     assert doubled is not None
     assert doubled.mu == pytest.approx(1.0)
     exchanged = persons.replace("zero-out", "replace-one")
-    assert price_charges([Charge(exchanged, 0.5, 0.0)], "replace-one", "record") == [ApproximateGDP(0.5)]
+    assert price_charges([Charge(exchanged, 0.5, 0.0)], "zero-out", "record") == [ApproximateGDP(0.5)]
+    for cell, mu in ((exchanged, 1.0), (persons, 2.0)):  # a record that is exchanged can change its person
+        (price,) = price_charges([Charge(cell, 0.5, 0.0)], "replace-one", "record")
+        assert price is not None
+        assert price.mu == pytest.approx(mu)
 
 
 def test_runs_with_different_records_per_person_get_correctly_shaped_labels(tmp_path: Path) -> None:
