@@ -30,7 +30,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import cached_property
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
 
 import numpy as np
@@ -157,10 +157,8 @@ class BufferedToeplitz(Toeplitz):
         """
         if not (workload.public_order.single_pass and workload.equal_clips):
             raise InputError("scale: noise is scaled in a single pass with the same clip in every round only")
-        plain = replace(self, column_scale=())
-        return replace(
-            self, column_scale=tuple(column_scale(plain.columns(workload).squared_norms, workload).tolist())
-        )
+        plain_norms = replace(self, column_scale=()).columns(workload).squared_norms
+        return replace(self, column_scale=tuple(column_scale(plain_norms, workload).tolist()))
 
     def certified(self, workload: Workload) -> Sensitivity:
         self.check_workload(workload)
@@ -241,26 +239,49 @@ class BufferedToeplitz(Toeplitz):
         Deployments need it, because they add discrete noise to integers.
 
         θ, the residues ω and the decay of A are rounded to multiples of 2^-31.  φ follows from θ and ω, so that B
-        belongs to the rounded C.  With `column_scale` increments are multiplied by D_t before they become
-        integers.
+        belongs to the rounded C.  Roots are rounded until they stay (`_round_roots`).  With `column_scale`
+        increments are multiplied by D_t before they become integers.
+
+        Guarantee: the mechanism of the result has the result's strategy for its own.  So a claim that is computed
+        from a ledger, which has this mechanism, is of the C that added the noise.
 
         Raises:
-            InputError: The rounded roots do not interlace, or the rounded residues add up to more than 1.
+            InputError: The rounded roots do not interlace or never stay, or the rounded residues add up to more
+                than 1.
         """
-        strategy = make_integer_buffered(self.theta, self.phi)
+        steps = accumulate(range(_MAX_ROUNDINGS), lambda mechanism, _: mechanism._round_roots(), initial=self)
+        exact = next((rounded for before, rounded in pairwise(steps) if rounded == before), None)
+        if exact is None:
+            raise InputError(
+                f"theta = {list(self.theta)}, phi = {list(self.phi)}: rounded to multiples of 2^-31 these roots "
+                "become others again and again; take roots that differ more"
+            )
+        strategy = make_integer_buffered(exact.theta, exact.phi)
         # More digits of the buffers than those of the roundings to whole units would gain little.
         strategy = replace(strategy, digits=min(_DIGITS, strategy.max_roundings(workload.rounds).bit_length()))
-        theta = tuple(root / COEFFICIENT_ONE for root in strategy.theta)
-        # Rounding moves a zero φ_m = 0 to either side of 0, and zeros may not be negative.
-        phi = tuple(
-            max(0.0, root) if root > -_ZERO_TOLERANCE else root for root in rounded_zeros(strategy).tolist()
-        )
-        decay = round_coefficient(self.decay)
-        exact, workload = replace(self, decay=decay, theta=theta, phi=phi), replace(workload, decay=decay)
+        workload = replace(workload, decay=exact.decay)
         spread = _series_spread(strategy, exact, workload)
-        if not exact.column_scale:
-            return Factorization(strategy, exact, workload, spread)
-        return ScaledFactorization(strategy, exact, workload, spread, scaled_mechanism=exact)
+        return (
+            ScaledFactorization(strategy, exact, workload, spread, scaled_mechanism=exact)
+            if exact.column_scale
+            else Factorization(strategy, exact, workload, spread)
+        )
+
+    def _round_roots(self) -> Self:
+        """Return the mechanism of the integer strategy of these roots, with the decay rounded, too.
+
+        Its own integer strategy can be another one, where a zero of about 0 is taken for 0, or roots are close to
+        each other.
+        """
+        strategy = make_integer_buffered(self.theta, self.phi)
+        # Rounding moves a zero φ_m = 0 to either side of 0, and zeros may not be negative.
+        theta, phi = (
+            tuple(root / COEFFICIENT_ONE for root in strategy.theta),
+            tuple(
+                max(0.0, root) if root > -_ZERO_TOLERANCE else root for root in rounded_zeros(strategy).tolist()
+            ),
+        )
+        return replace(self, decay=round_coefficient(self.decay), theta=theta, phi=phi)
 
     @classmethod
     def _option_zeros(cls, options: BufferedOptions) -> series.Roots:
@@ -371,6 +392,8 @@ def _advance_buffer(buffer: "Tensor", pole: float, fresh: "Tensor") -> "Tensor":
 
 
 _DIGITS, _MAX_DIGITS = 10, 24  # most binary digits that are chosen, and that are accepted
+_MAX_ROUNDINGS = 32
+"""Most times that roots are rounded.  Fitted ones stay after one time or two."""
 _ZERO_TOLERANCE = 2.0**-20  # rounded residues give a φ_m near 0, on either side, for φ_m = 0
 
 
@@ -509,15 +532,8 @@ def make_integer_buffered(theta: Sequence[float], phi: Sequence[float], digits: 
         InputError: The roots do not interlace in this way, the rounded ω_i add up to more than 1, or `digits` is
             out of its range.
     """
+    series.check_roots(tuple(theta), tuple(phi), 1.0)
     exact = [[Fraction(root) for root in roots] for roots in (theta, phi)]
-    interlaced = [root for pair in zip(*exact, strict=False) for root in pair]
-    is_falling = all(upper > lower for upper, lower in pairwise(interlaced))
-    if (
-        len(theta) != len(phi)
-        or not is_falling
-        or (interlaced and not (interlaced[0] <= 1 and interlaced[-1] >= 0))
-    ):
-        raise InputError("roots of a buffered strategy interlace: 1 ≥ θ_1 > φ_1 > θ_2 > φ_2 > … ≥ 0")
     return IntegerBuffered(
         tuple(to_coefficient(root) for root in theta),
         tuple(round(_residue(exact[0], exact[1], i) * COEFFICIENT_ONE) for i in range(len(theta))),
@@ -541,8 +557,7 @@ def integer_series(strategy: IntegerBuffered, rounds: int) -> NDArray[np.float64
         strategy: Strategy with poles θ and residues ω in multiples of 2^-31.
         rounds: Number of coefficients.
     """
-    lags = np.arange(rounds - 1, dtype=np.float64)
-    column = np.zeros(rounds - 1)
+    lags, column = np.arange(rounds - 1, dtype=np.float64), np.zeros(rounds - 1)
     for theta, omega in zip(strategy.theta, strategy.omega, strict=True):
         column += omega / COEFFICIENT_ONE * (theta / COEFFICIENT_ONE) ** lags
     return np.concatenate([[1.0], column])

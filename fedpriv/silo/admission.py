@@ -76,10 +76,11 @@ def price_charges(charges: Sequence[Charge], relation: str, unit: str = RECORD.n
     neighbours. A charge under replace-one implies itself under zero-out.  If a run was charged under zero-out,
     neighbours under replace-one, and neighbours in a record if the charged unit is larger, are two of its steps
     apart.  Neighbours in a record under replace-one are twice as many steps apart if the charged unit is larger,
-    since the exchanged record may name another person, so that two persons change.  k steps multiply a μ without
-    slack by k.  For a run with slack nothing is implied by several steps.  Nothing is implied either for a run
-    with another unit if `unit` is not the record, for a run without noise, and for a stored scenario whose
-    relation or unit is unknown.  A stored scenario without a unit has records as its unit.
+    since the exchanged record may name another person, so that two persons change; the number of persons is public
+    and the same.  k steps multiply a μ without slack by k.  For a run with slack nothing is implied by several
+    steps.  Nothing is implied either for a run with another unit if `unit` is not the record, for a run without
+    noise, and for a stored scenario whose relation or unit is unknown.  A stored scenario without a unit has
+    records as its unit.
 
     Args:
         charges: Charges of the runs.

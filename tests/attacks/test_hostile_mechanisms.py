@@ -14,6 +14,7 @@ import pytest
 import torch
 
 import fedpriv
+from fedpriv.accounting.gaussian import RELATION_FACTOR
 from fedpriv.core.errors import InputError
 from fedpriv.noise.diagonal import IntegerPrefix, IntegerScheduled
 from fedpriv.noise.integers.fixed_point import COEFFICIENT_ONE
@@ -25,11 +26,13 @@ from fedpriv.noise.series import Workload
 from fedpriv.noise.toeplitz import IntegerBanded
 from fedpriv.noise.tree import IntegerTree
 from fedpriv.papers.table import ALGORITHMS
-from tests.attacks.guards import guard_for, random_records, scenario
+from fedpriv.plan.plan import Plan
+from tests.attacks.guards import guard_for, random_records, scenario, zeros
 from tests.conftest import small_tree
 from tests.noise.integers.members import PERIODIC, SIMPLE, UNITS, exact_form, workload_of
+from tests.noise.integers.test_strategies import SMALL_ROOTS
 from tests.noise.own import Echo
-from tests.silo.guarded import refused
+from tests.silo.guarded import find_run, refused
 
 ECHO = {"name": "dp-ftrl", "mechanism": "echo", "clip": 1.0, "step": 0.1}
 EXTENSION = ["tests.noise.own"]
@@ -176,3 +179,28 @@ def test_permitting_a_third_party_algorithm_does_not_permit_its_mechanism(
     guard = guard_for(tmp_path, *random_records(), **allow)
     reason = rf"'echo'.* is none of fedpriv's, and those alone {place}"
     refused(guard, reason, text.replace('"dp-sgd"', '"echo-sgd"'))
+
+
+def displacement(plan: Plan) -> float:
+    """How far a record of one pass moves C s, over σ, by the strategy that the silo itself streams."""
+    exact, farthest = plan.required_exact_plan, 0.0
+    strategy, rounds = exact.inputs.factorization.strategy, plan.schedule.rounds
+    for first in range(1, rounds + 1):
+        state, outputs = strategy.initial_state(), []
+        for t in range(1, rounds + 1):
+            output, state = strategy.step(state, t, np.full(1, exact.norms(t)[0] * (t == first)))
+            outputs.append(float(output[0]))
+        farthest = max(farthest, float(np.linalg.norm(outputs)))
+    return RELATION_FACTOR[plan.relation] * farthest / exact.claim.sigma
+
+
+@pytest.mark.parametrize(("theta", "phi"), SMALL_ROOTS)
+def test_guarantee_a_guard_charges_the_buffers_that_it_streams(
+    theta: tuple[float, ...], phi: tuple[float, ...], tmp_path: Path
+) -> None:
+    """Gains, if it fails: more than the budget, by a server's roots whose zeros are next to 0."""
+    noise = {"name": "dp-ftrl", "mechanism": "blt", "theta": theta, "phi": phi, "clip": 1.0, "step": 0.1}
+    guard = guard_for(tmp_path, *random_records())
+    guard.answer("run", cell := scenario(algorithm=noise), 1, zeros())
+    plan = guard._admission.admit(guard._canonicalize(cell)).plan
+    assert displacement(plan) <= find_run(guard).mu * (1.0 + 1e-12)

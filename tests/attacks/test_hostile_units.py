@@ -16,9 +16,11 @@ from fedpriv.participation.orders import FixedOrder
 from fedpriv.plan.plan import make_plan
 from fedpriv.plan.task import load_task
 from fedpriv.scenario.load import resolve_cell
+from fedpriv.silo.admission import price_charges
+from fedpriv.silo.silo import Silo
 from tests.attacks.guards import guard_for, random_records, scenario
 from tests.engines.test_units import persons_tree
-from tests.silo.guarded import ZERO, guard_of, refused
+from tests.silo.guarded import ZERO, change_shard, guard_of, refused
 from tests.silo.test_persons import scenario as of_persons
 from tests.silo.test_persons import silo
 from tests.silo.test_sampled_runs import ROUNDS, guard_at
@@ -122,3 +124,38 @@ def test_a_subsampled_round_computes_equally_many_records_for_every_draw(
             rows = schedule.select_rows(t, 2, 0, lambda: guard._blank_silos["run"]._sampling_randomness)
             drawn.add(len(np.asarray(rows)))
     assert len(drawn) > 1
+
+
+def test_a_run_for_persons_costs_records_twice_since_a_record_can_change_its_person(tmp_path: Path) -> None:
+    """A policy for persons, and years later one for records: one row moves two persons.
+
+    Gains: half of what a record lost in the runs for persons is not charged.  Row 0 is person 0's, with person 0's
+    own second row behind it, or person 1's; of each person the first row counts.
+    """
+    images = np.full((20, 28, 28), 255, np.uint8)
+    labels = np.array([0, 0, 1, *[0] * 17])
+    persons = np.array([0, 1, 0, *range(2, 7), *[6] * 12])
+    other_labels, other_persons = labels.copy(), persons.copy()
+    other_labels[0], other_persons[0] = 1, 1
+    query = torch.zeros(10, 785, dtype=torch.float64)
+    query[:2, 784] = 100.0  # two classes of equal scores: their gradients are opposite, and longer than the clip
+    text = of_persons(tmp_path, records=1, relation="replace-one", federation__rounds=1, federation__epochs=1)
+    sums = []
+    for number, (of_rows, whose) in enumerate([(labels, persons), (other_labels, other_persons)]):
+        folder = tmp_path / str(number)
+        path = silo(folder, whose.tolist(), relation="replace-one")
+        change_shard(folder, images=images, labels=of_rows)
+        guard = guard_of(path)
+        guard.answer("run", text, 1, query.flatten())
+        admitted = guard._admission.admit(guard._canonicalize(text))
+        records = guard._views.records(admitted.cell)
+        source = Silo.for_release(0, admitted.plan, records, bytes(32))
+        batch = source._read_batch(admitted.plan.rounds[0])
+        state = source.initial_state()
+        total = source.steps.sum_increments(state, admitted.plan.rounds[0], query.flatten(), batch).values
+        sums.append(total.numpy().astype(np.float64))
+    (charge,) = guard._ledger.charges()
+    lost = float(np.linalg.norm(sums[0] - sums[1])) / admitted.plan.required_exact_plan.claim.sigma
+    (price,) = price_charges([charge], "replace-one", "record")
+    assert price is not None
+    assert 1.99 * charge.mu < lost <= price.mu

@@ -196,6 +196,10 @@ def test_runs_that_protect_records_have_no_price_under_a_policy_for_persons(tmp_
     assert doubled.mu == pytest.approx(1.0)
     exchanged = persons.replace("zero-out", "replace-one")
     assert price_charges([Charge(exchanged, 0.5, 0.0)], "zero-out", "record") == [ApproximateGDP(0.5)]
+    for cell, mu in ((exchanged, 1.0), (persons, 2.0)):  # a record that is exchanged can change its person
+        (price,) = price_charges([Charge(cell, 0.5, 0.0)], "replace-one", "record")
+        assert price is not None
+        assert price.mu == pytest.approx(mu)
 
 
 @pytest.mark.parametrize(("relation", "clips"), [("replace-one", 2.0), ("zero-out", 1.0)])

@@ -184,6 +184,29 @@ def test_zeros_recomputed_from_rounded_roots_reproduce_the_strategy_matrix(name:
         assert misfit(np.array(members.BUFFERED[name][1])) > 1e-11
 
 
+SMALL_ROOTS = [
+    ((0.9816981694119518, 0.00023371047083454234), (0.0002392804211200299, 0.0)),
+    ((0.9651013534942492, 0.0004264074840163504, 0.00022249738278265564), (0.000502970141115828, 3e-4, 0.0)),
+    ((0.999803761629175, 0.11712833047916192, 0.0002964369365747089), (0.5, 0.022147671587592274, 0.0)),
+    ((1.0, 0.6151794424619598), (0.999999999, 0.0)),
+]
+"""Roots θ and φ whose rounded residues leave no zero at 0, with small poles that move it far."""
+
+
+@pytest.mark.parametrize(("theta", "phi"), SMALL_ROOTS)
+@pytest.mark.parametrize("scale", [False, True])
+def test_a_claim_from_the_rounded_roots_is_of_the_strategy_that_adds_the_noise(
+    theta: tuple[float, ...], phi: tuple[float, ...], scale: bool
+) -> None:
+    """A ledger has the rounded roots, and its claim is of their own strategy, up to 3e-7 short of another one."""
+    workload = Workload(FixedOrder(8, 8), 1.0, np.ones(8))
+    plain = BufferedToeplitz(1.0, theta, phi)
+    form = (plain.with_equal_columns(workload) if scale else plain).integer(workload)
+    again = form.mechanism.integer(form.workload)
+    assert (again.strategy, again.mechanism) == (form.strategy, form.mechanism)
+    assert again.sensitivity_factor == form.sensitivity_factor
+
+
 def test_residues_of_published_roots_match_the_published_weights() -> None:
     """ω of the fit for n = 1e5 in the specification of correlated noise: θ and ω are published with ten digits."""
     theta, omega = [0.9999528893, 0.9857068673], [0.0122853236, 0.1878393610]
