@@ -3,7 +3,7 @@
 `fedpriv.run("own-data", train=…, test=…, model=…)` takes the settings that `fedpriv advise` recommends for a
 network.  Its rule was chosen on the networks of `DEVELOPMENT` alone, and the table is of those of `UNSEEN`.
 
-    python -m benchmarks.unseen_networks --out networks.jsonl           # half an hour on one core
+    python -m benchmarks.unseen_networks --out networks.jsonl           # hours of one core
     python -m benchmarks.unseen_networks --table --out networks.jsonl
 
 | column | meaning |
