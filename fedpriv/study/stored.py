@@ -40,7 +40,9 @@ def program_versions() -> dict[str, str]:
     """Return versions of Python and of packages that compute the results, by name, and the platform."""
     return {
         "python": platform.python_version(),
-        **{name: metadata.version(name) for name in ("fedpriv", "torch", "numpy", "flwr", "cryptography")},
+        **{
+            name: metadata.version(name) for name in ("fedpriv", "torch", "numpy", "scipy", "flwr", "cryptography")
+        },
         "platform": sys.platform,
     }
 
