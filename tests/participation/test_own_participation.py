@@ -2,6 +2,7 @@
 
 import json
 import os
+import runpy
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -31,6 +32,7 @@ from fedpriv.participation.secret import BalancedSubsampling, PoissonSampling, R
 from fedpriv.scenario.load import resolve_cell
 from tests.attacks.guards import guard_for, random_records, scenario
 from tests.conftest import small_tree
+from tests.doc_pages import ROOT, blocks
 from tests.engines.test_engines import run
 from tests.participation.builders import coins, tabulate
 from tests.participation.own import WithoutReplacement
@@ -109,6 +111,13 @@ def test_every_record_joins_k_rounds_and_rounds_have_the_expected_mean_size() ->
     table = tabulate(WithoutReplacement(12, 4, 1, 3), 100, seed=3)
     assert (table.sum(1) == 4).all()
     assert np.abs(table.sum(0) - 100).max() < 41
+
+
+def test_the_participation_of_the_page_draws_the_rounds_of_the_tested_one(tmp_path: Path) -> None:
+    (code,) = [block for block in blocks(ROOT / "docs" / "participation.md") if block.language == "python"]
+    (tmp_path / "own.py").write_text(code.text, encoding="utf-8")
+    shown = runpy.run_path(str(tmp_path / "own.py"))["WithoutReplacement"](12, 4, 1, 3)
+    assert (tabulate(shown, 100, seed=3) == tabulate(WithoutReplacement(12, 4, 1, 3), 100, seed=3)).all()
 
 
 def test_custom_participation_is_charged_as_the_worst_pattern_of_k_rounds() -> None:
