@@ -47,8 +47,10 @@ def next_head(head: bytes, number: int, entries: Iterable[ChainEntry]) -> bytes:
 
 def opening_entry(run_id: str, cell: str, mu: float, slack: float, seal: bytes) -> ChainEntry:
     """Entry of a new run: its name, scenario, price, and the seal of its key."""
-    numbers = (repr(mu).encode(), repr(slack).encode())
-    return ChainEntry(RUN_OPENED, _digest(b"opened", run_id.encode(), cell.encode(), *numbers, seal))
+    return ChainEntry(
+        RUN_OPENED,
+        _digest(b"opened", run_id.encode(), cell.encode(), repr(mu).encode(), repr(slack).encode(), seal),
+    )
 
 
 def query_entry(run_id: str, t: int, query: bytes) -> ChainEntry:

@@ -39,7 +39,7 @@ from fedpriv.protocol.messages import (
     SERVER_CHECKPOINTS,
 )
 from fedpriv.silo.admission import MAX_SCENARIO_BYTES
-from fedpriv.silo.guard import Guard
+from fedpriv.silo.guard import Guard, GuardFailureError
 from fedpriv.silo.guards import Guards, open_guards
 from fedpriv.silo.ledger import LedgerError
 from fedpriv.silo.masks import SIGNED_KEY_BYTES
@@ -371,7 +371,10 @@ class RequestQueue:
         try:
             return self._answer(request.header, request.query)
         except FedprivError as error:
-            self._events.record_refusal(str(request.header.get("run")), str(error))
+            if isinstance(error, GuardFailureError):
+                self._events.record_failure()
+            else:
+                self._events.record_refusal(str(request.header.get("run")), str(error))
             # After a `LedgerError` the request may be sent again: the disk may have space later.
             return _refusal_reply(str(error), is_final=not isinstance(error, LedgerError))
         except Exception:

@@ -149,9 +149,11 @@ class Masker:
             secret = self._private.exchange(X25519PublicKey.from_public_bytes(peer_key))
         except ValueError:
             raise RunError(f"silo {self._number}: a relayed public key is no usable X25519 key") from None
-        pair = b"".join(sorted((self.public_key, peer_key)))
         return HKDF(
-            hashes.SHA256(), KEY_BYTES, salt=None, info=b"fedpriv pairwise mask" + pair + self._scenario
+            hashes.SHA256(),
+            KEY_BYTES,
+            salt=None,
+            info=b"fedpriv pairwise mask" + b"".join(sorted((self.public_key, peer_key))) + self._scenario,
         ).derive(secret)
 
 

@@ -32,6 +32,7 @@ from fedpriv.silo.ledger import LedgerError
 from fedpriv.silo.metrics import ServiceMetric, format_metrics, serve_metrics
 from fedpriv.silo.policy import read_policy
 from fedpriv.silo.seen import BudgetAmount, GuardEvents, log_opened_run
+from fedpriv.silo.silo import Silo
 from tests.silo.guarded import CLIP, ZERO, cell_json, write_policy
 
 FORGED = "5f0c round=9 event=opened\n2026-11-23T00:00:00Z INFO event=opened run=forged\x1b[2K"
@@ -119,6 +120,16 @@ def test_an_error_is_told_to_the_log_alone_and_counted(
     assert [ask(desk, "5f0c", t) for t in (1, 2)] == [told, told]
     assert "record 7 is 255" in caplog.text
     assert (values(desk)["failed_total"], values(desk)["refused_total"]) == (2, 0)
+
+
+def test_a_failure_while_a_silo_computes_counts_as_failed_not_as_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Operators raise an alarm on failures; before, such a one counted as a refusal."""
+    desk = desk_of(tmp_path)
+    monkeypatch.setattr(Silo, "answer", Mock(side_effect=ValueError("record 7 is 255")))
+    assert "its guard failed, and its own log says why" in ask(desk, "5f0c", 1)["refused"]
+    assert (values(desk)["failed_total"], values(desk)["refused_total"]) == (1, 0)
 
 
 def test_a_malformed_request_is_refused_for_good(tmp_path: Path) -> None:
