@@ -393,8 +393,9 @@ def test_malformed_requests_do_not_stop_the_health_socket(tmp_path: Path) -> Non
         for content in (b"[" * 999, b"{", b"\xff", b""):
             with socket.socket(socket.AF_UNIX) as connection:
                 connection.connect(str(path))
-                send_frame(connection, content)
-                assert connection.recv(1) == b""
+                with suppress(ConnectionError):  # the service may hang up before all of a frame is sent
+                    send_frame(connection, content)
+                    assert connection.recv(1) == b""
         assert health(f"unix:{path}").returncode == 0
 
 
