@@ -264,9 +264,9 @@ def mu_of(epsilon: float, delta: float) -> float:
 
 
 def compose(mus: ArrayLike) -> float:
-    """Return the GDP parameter √(Σ μ_i²) of releases together that are μ_i-GDP each, up to rounding.
+    """Return the GDP parameter √(Σ μ_i²) of releases together that are μ_i-GDP each, up to one rounding.
 
-    A sum of squares is infinite if it is too large for a float, and squares below the smallest float count as 0.
+    The result is infinite if it is too large for a float.
 
     Source: Dong, Roth & Su 2022, Corollary 3.3.
 
@@ -283,7 +283,7 @@ def compose(mus: ArrayLike) -> float:
     values = np.asarray(mus, np.float64)
     if not np.all(np.isfinite(values) & (values >= 0.0)):
         raise InputError("mu of every release must be a finite number, 0 or more")
-    return float(np.sqrt(np.sum(values**2)))
+    return math.hypot(*values.ravel().tolist())
 
 
 def noise_for(mu: float, sensitivity: float) -> float:

@@ -249,8 +249,9 @@ def combine_named_inputs(arrays: Mapping[str, NDArray[Any]], name: str, source: 
         )
     refuse(
         {
-            f"{source}: has {name} and {name}.{next(iter(inputs), '')}; leave one of them out": inputs
-            and name in arrays
+            f"{source}: has {name} and {name}.{next(iter(inputs), '')}; leave one of them out": (
+                inputs and name in arrays
+            )
         }
     )
     return {**arrays, **({name: combine_inputs(inputs)} if inputs else {})}

@@ -16,14 +16,14 @@ from typing import Any, Final, cast
 
 from flwr.serverapp import GaussianPrivacyEvent, PrivacyConfig, PrivacySpent, SamplingMethod
 
-from fedpriv.accounting.gaussian import delta_of
+from fedpriv.accounting.gaussian import compose, delta_of
 from fedpriv.accounting.guarantees import GaussianDP
 from fedpriv.accounting.poisson import PoissonGaussian
 from fedpriv.core.errors import InputError, refuse
 
 _METHOD = "fedpriv-exact"
 _ROUND_UP = 1.0 + 1e-15
-"""Factor above the combined rounding errors of a square root, a division and `math.hypot`."""
+"""Factor above the combined rounding errors of a square root, a division and `compose`."""
 
 
 class ExactAccountant:
@@ -197,5 +197,5 @@ def _guarantee(config: PrivacyConfig, counts: Counter[GaussianPrivacyEvent]) -> 
         rate = min(1.0, event.sample_size / event.population_size * _ROUND_UP)
         return PoissonGaussian(event.noise_multiplier, rate, count, "zero-out")
     return GaussianDP(
-        math.hypot(*(math.sqrt(count) / event.noise_multiplier * _ROUND_UP for event, count in counts.items()))
+        compose([math.sqrt(count) / event.noise_multiplier * _ROUND_UP for event, count in counts.items()])
     )

@@ -41,7 +41,6 @@ from fedpriv.clients.app import Answer, ask_release, ask_shapes
 from fedpriv.core.errors import InputError, RunError, refuse, sanitize_line
 from fedpriv.loss.frozen import frozen_names, trainable_parameters
 from fedpriv.loss.module import check_module
-from fedpriv.loss.ridge import RIDGE_STATISTICS
 from fedpriv.loss.scores import scores_to_metrics
 from fedpriv.noise.trust import CURATOR, RECORD, UNTRUSTED
 from fedpriv.papers.base import ScheduledSettings
@@ -311,9 +310,8 @@ def with_dtype(cell: Cell, dtype: str) -> Cell:
     Raises:
         InputError: The type or the noise cannot be used.
     """
-    return fit_cell_noise(
-        resolve_cell({**(tree := cell.canonical_data()), "run": {**tree["run"], "dtype": dtype}}, cell.name)
-    )
+    tree = cell.canonical_data()
+    return fit_cell_noise(resolve_cell({**tree, "run": {**tree["run"], "dtype": dtype}}, cell.name))
 
 
 def _require_app_cell(cell: Cell, source: str) -> Cell:
@@ -334,9 +332,7 @@ def _require_app_cell(cell: Cell, source: str) -> Cell:
         ),
         "data.scale: an app scales its records by itself, with public numbers": cell.data.scale is not None,
         # A server that does not know the loss plans its lattice for increments that are two clips apart.
-        f"model.name = {cell.model.name!r}: no module can be this model": (
-            not cell.model.row.evaluated or cell.model.name == RIDGE_STATISTICS
-        ),
+        f"model.name = {cell.model.name!r}: no module can be this model": not cell.model.row.gradients,
         "evaluation: the silos of an app evaluate by its own @app.evaluate()": cell.evaluation is not None,
     }
     refuse({f"{source}: {reason}; use fedpriv run": holds for reason, holds in refused.items()})

@@ -261,9 +261,12 @@ def logistic_regression(
         InputError: There are more or fewer classes.
     """
     _check_two_classes("logistic-regression", classes)
-    norm = _max_feature_norm(shape, settings)
     return LogisticRegression(
-        shape[0], norm, dtype=dtype, penalty=settings.penalty, convex=settings.penalty == 0.0
+        shape[0],
+        _max_feature_norm(shape, settings),
+        dtype=dtype,
+        penalty=settings.penalty,
+        convex=settings.penalty == 0.0,
     )
 
 
@@ -462,7 +465,7 @@ MODELS = {
         LinearSettings, compute_features_and_bias, least_squares_of_scores, regression=True
     ),
     "ridge-regression": Model(RidgeSettings, compute_features_and_bias, least_squares_of_scores, regression=True),
-    RIDGE_STATISTICS: Model(RidgeStatisticsSettings, compute_features_and_bias, ridge_statistics),
+    RIDGE_STATISTICS: Model(RidgeStatisticsSettings, compute_features_and_bias, ridge_statistics, gradients=False),
     "mlp-regression": perceptron(nn.Tanh, SquaredError()),
     "mlp": perceptron(nn.Tanh),
     "mlp-relu": perceptron(nn.ReLU),
@@ -475,7 +478,7 @@ MODELS = {
     ),
     "amplitude-phase-retrieval": phase_retrieval(1),
     "robust-phase-retrieval": phase_retrieval(2),
-    COLUMN_MOMENTS: Model(MomentSettings, moment_features, column_moments, evaluated=False),
+    COLUMN_MOMENTS: Model(MomentSettings, moment_features, column_moments, evaluated=False, gradients=False),
 }
 
 

@@ -80,6 +80,11 @@ class Model:
     """
     evaluated: bool = True
     """Whether the model can be evaluated on test records.  Otherwise a server needs none."""
+    gradients: bool = True
+    """Whether increments are gradients of a model's loss.
+
+    Others are statistics of records, no two of which may be as far apart as two clips.
+    """
     survival: bool = False
     """Whether labels are bins survived and events, of a table with `survival`, and outputs are hazards."""
     of_cells: bool = False

@@ -30,7 +30,7 @@ from fedpriv.claims.outcome import CellOutcome, RunObserver, cell_digest
 from fedpriv.core.errors import InputError, sanitize_line
 from fedpriv.core.figures import format_upper, format_upper_delta
 from fedpriv.core.files import PRIVATE_MODE, write_bytes
-from fedpriv.engines.vectorized.checkpoints import Checkpoints, read_header
+from fedpriv.engines.vectorized.checkpoints import Checkpoints, installed_versions, read_header
 from fedpriv.plan.evaluation import apply_scaling
 from fedpriv.scenario.load import Scenario, SweepPoint
 from fedpriv.scenario.schema import Cell
@@ -40,9 +40,8 @@ def program_versions() -> dict[str, str]:
     """Return versions of Python and of packages that compute the results, by name, and the platform."""
     return {
         "python": platform.python_version(),
-        **{
-            name: metadata.version(name) for name in ("fedpriv", "torch", "numpy", "scipy", "flwr", "cryptography")
-        },
+        **installed_versions(),
+        "flwr": metadata.version("flwr"),
         "platform": sys.platform,
     }
 

@@ -98,8 +98,8 @@ REASONS = {
 NETWORK_REASONS = {
     "federation.batches": "all records of a silo in every round: a round's noise is relative to the records that "
     "it reads",
-    "algorithm.name": "dp-adam: a step of Adam bounds the move of every parameter, so that layers of any scale "
-    "learn and none is thrown far, where a rule of feature norms knows nothing about a network's gradients",
+    "algorithm.name": "dp-adam: a step of Adam sets the size of every parameter's move, so that layers of any "
+    "scale learn and none is thrown far, where a rule of feature norms knows nothing about a network's gradients",
     "federation.rounds": f"{NETWORK_ROUNDS}, or fewer if no more are allowed: in these more was learnt than in 30",
     "algorithm.clip": f"{NETWORK_CLIP:g}, about the length of a network's gradients near a minimum: a smaller "
     "one turns every gradient into its direction, which misses the mean of skewed targets, such as counts",
@@ -656,7 +656,7 @@ def as_advised(
 
     Guarantee: of `data` the number of records, their width and `class_count` decide; no record does, and no label
     other than by `class_count`, which `make_dataset` infers from the labels unless the program gives it.  Of
-    `module` the number of trained parameters decides, and `_reads_sequences`.
+    `module` the number of trained parameters decides, and whether it reads sequences of numbers.
 
     Args:
         tree: Scenario as nested dictionaries.

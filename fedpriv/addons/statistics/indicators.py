@@ -574,6 +574,7 @@ ROW = Model(
     encode_cells,
     make_indicators,
     evaluated=False,
+    gradients=False,
     of_cells=True,
     check=check_cell,
     guard=STATISTICS,

@@ -394,10 +394,10 @@ def _estimate_quantiles(
     Intervals use N as released.  Let e_k = N_k - q n, which without noise is below 0 at the edges below the
     quantile and 0 or more from the quantile on, and s_k the standard deviation of its noise.  The interval for
     these records begins at the first edge with e_k ≥ -1.96 s_k.  It ends at the first edge from which on every e_k
-    ≥ 1.96 s_k. An end is infinite if there is no such edge.  The interval begins too late only if the noise at the
-    quantile's own edge is below -1.96 s_k, and ends too early only if that at the edge before is 1.96 s_k or more,
-    which has a probability of 2.5 % each.  The interval for the population adds the variance max(0, n) q (1 - q)
-    to that of the noise, and half a record to 1.96 standard deviations, because counts are whole.
+    ≥ 1.96 s_k.  An end is infinite if there is no such edge.  The interval begins too late only if the noise at
+    the quantile's own edge is below -1.96 s_k, and ends too early only if that at the edge before is 1.96 s_k or
+    more, which has a probability of 2.5 % each.  The interval for the population adds the variance max(0, n) q (1
+    - q) to that of the noise, and half a record to 1.96 standard deviations, because counts are whole.
 
     Args:
         request: The table in the plan, with its quantiles q.
