@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from fedpriv.core.errors import InputError
+from fedpriv.core.random import SamplingRandomness
 from fedpriv.data.own import Dataset, Sites
 from fedpriv.data.partition import (
     SiloRows,
@@ -124,6 +125,20 @@ def test_a_secret_permutation_has_as_many_ascents_as_descents_and_is_fixed_by_it
     assert np.array_equal(np.sort(order), np.arange(20_000))
     assert abs(np.count_nonzero(np.diff(order) > 0) - 19_999 / 2) < 5.0 * np.sqrt(20_001 / 12)
     assert secret_permutation(bytes(32), 8).tolist() == [6, 1, 2, 3, 0, 7, 5, 4]
+
+
+def test_a_secret_permutation_is_random_among_units_whose_first_64_bits_are_equal(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A tie that the order of names breaks reveals names; 2^-64 a pair is more than the 2^-60 a run of a claim."""
+    numbers = SamplingRandomness.numbers
+
+    def tied(self: SamplingRandomness, count: int, choices: int, party: int, t: int) -> NDArray[np.int64]:
+        return numbers(self, count, choices, party, t) * (t > 1)
+
+    monkeypatch.setattr(SamplingRandomness, "numbers", tied)
+    orders = np.stack([secret_permutation(bytes([number] * 32), 2) for number in range(200)])
+    assert abs(np.count_nonzero(orders[:, 0]) - 100) < 5.0 * np.sqrt(50.0)
 
 
 def _purity(shares: SiloRows, labels: NDArray[np.int64]) -> float:
