@@ -20,14 +20,12 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from fedpriv.claims.ledger import stream_from_data, stream_to_data
 from fedpriv.claims.outcome import CellOutcome, RunObserver
 from fedpriv.core.errors import FedprivError, InputError, RunError
 from fedpriv.core.files import append_line, read_complete_lines, write_json, write_text, write_vector
 from fedpriv.plan.calibration import fit_cell_noise
-from fedpriv.protocol.messages import PROTOCOL_VERSION
+from fedpriv.protocol.messages import PROTOCOL_VERSION, decode_vector
 from fedpriv.scenario.load import Scenario, load_scenario, resolve_cell
 from fedpriv.scenario.schema import Cell
 
@@ -172,7 +170,7 @@ class FolderReader:
             releases = tuple(map(stream_from_data, outcome["releases"]))
             evaluations = tuple(map(stream_from_data, outcome.get("evaluations", ())))
         with _convert_read_errors(self._folder / "model.npy"):
-            model = np.load(self._folder / "model.npy", allow_pickle=False)
+            model = decode_vector((self._folder / "model.npy").read_bytes()).copy()
         return CellOutcome(**plain, releases=releases, model=model, missed=absences, evaluations=evaluations)
 
     def _read_json(self, name: str) -> Any:

@@ -1,6 +1,7 @@
 """The folder between server and engine when the disk is full or a file is damaged: one line, and no litter."""
 
 import errno
+import io
 import json
 import os
 from collections.abc import Callable, Mapping
@@ -169,8 +170,14 @@ def test_evaluation_lines_are_read_once_and_only_when_complete(tmp_path: Path) -
     assert list(reader.read_new_evaluations()) == [{"round": 2}]
 
 
+_NPY_FILE = io.BytesIO()
+np.save(_NPY_FILE, DONE.model)
+NPY = _NPY_FILE.getvalue()
 DAMAGES: list[tuple[str, bytes | None]] = [
-    *(("model.npy", content) for content in (b"garbage", b"", None)),
+    *(
+        ("model.npy", content)
+        for content in (b"garbage", b"", None, b"PK\x03\x04", NPY[:10] + b"{" * 118 + NPY[128:])
+    ),
     *(("outcome.json", content) for content in (b"{", b"[]", b"{}")),
     *(("failure.json", content) for content in (b"garbage", b"{}", b"[" * 200_000)),
 ]
