@@ -25,6 +25,7 @@ from fedpriv.core.errors import InputError, RunError
 from fedpriv.protocol.messages import SERVER_CHECKPOINTS
 from fedpriv.silo import daemon
 from fedpriv.silo.admission import Charge
+from fedpriv.silo.chain import MarkContent, RollbackMark
 from fedpriv.silo.daemon import PendingRequest, Reply, RequestQueue
 from fedpriv.silo.guard import Guard
 from fedpriv.silo.guards import begin_ledgers, open_guards
@@ -237,6 +238,30 @@ def test_a_run_is_logged_as_opened_only_after_the_ledger_stored_it(
     ask(desk, "5f0c", 1)
     (line,) = [record.getMessage() for record in caplog.records if event_of(record) == "opened"]
     assert re.fullmatch(r"opened for scenario '.*': charged mu = [\d.]+, left for one more run [\d.]+", line)
+
+
+@pytest.mark.parametrize(("t", "counts"), [(1, (1, 1)), (8, (1, 0))])
+def test_the_budget_status_has_a_commit_after_which_the_rollback_mark_could_not_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, t: int, counts: tuple[int, int]
+) -> None:
+    """Gains: monitoring that shows more remaining budget than there is, until the next run."""
+    guard, write = desk_of(tmp_path)._guards.training, RollbackMark.write
+
+    def fail_after_commit(mark: RollbackMark, content: MarkContent) -> None:
+        write(mark, content)
+        if content.last_commit == content.pending_commit and guard._ledger.find_answer("5f0c", t) is not None:
+            raise OSError("no power")
+
+    for earlier_round in range(1, t):
+        guard.answer("5f0c", cell_json(), earlier_round, ZERO)
+    assert guard.budget_status.open_run_count == (t > 1)
+    monkeypatch.setattr(RollbackMark, "write", fail_after_commit)
+    for _ in range(2):  # The commits of the query and of its reply.
+        with pytest.raises(LedgerError, match="no power"):
+            guard.answer("5f0c", cell_json(), t, ZERO)
+    monkeypatch.undo()
+    assert (guard.budget_status.run_count, guard.budget_status.open_run_count) == counts
+    assert guard.budget_status.charge.mu > 0.0
 
 
 @pytest.mark.parametrize("form", [False, True], ids=["text", "json"])
