@@ -8,7 +8,7 @@ The table lists the messages of `fedpriv.server`.  The strategies of `fedpriv.fl
 | query.agreement | nothing | nothing, or a refusal |
 | query.key | nothing | `key`: `public`, the silo's public key for the masks of this run, or its card |
 | train | `query` (x_t), config `t` | `release`: the silo's message, metrics: record counts if simulated |
-| train, masked | the same, config `keys`: public keys of all silos, concatenated | `release`: masked integers |
+| train, masked | the same, config `keys`: keys or cards of all silos, concatenated | `release`: masked integers |
 | evaluate | `query` (a model), config `t`: number of the evaluation | `release`: test sums, metrics likewise |
 | all but query.roster, of guards, refused | the same | `refusal`: `reason`, and whether it is `final` |
 | train, evaluate, of guards | config `seen`: checkpoints of ledgers | config `commit`: the reply's checkpoint |
@@ -27,8 +27,8 @@ coordinator sends the last positions with its next query.  A guard whose ledger 
 does not have that position, and refuses.
 
 **Private names of Flower.**  Constructors of Flower's containers are slow.  So most containers are filled and read
-through private names of Flower 1.41, and tests/protocol/test_unchecked.py compares them with those that the
-constructor makes.  Values that another process sent are checked where they are read.
+through private names, and tests/protocol/test_unchecked.py compares them with those that the constructor makes.
+Values that another process sent are checked where they are read.
 """
 
 import hashlib
@@ -279,7 +279,7 @@ def key_content(public: bytes) -> RecordDict:
 
 
 def read_public_keys(content: RecordDict) -> bytes:
-    """Return the public keys that a query carries for masks, or b"" if there are none.
+    """Return the public keys, or cards, that a query carries for masks, or b"" if there are none.
 
     Raises:
         ValueError: The value is no bytes.
@@ -430,9 +430,9 @@ def seal_vector(name: str, values: NDArray[Any]) -> RecordDict:
 
     The pad covers the values, and not the .npy header with their type and number.  `unseal_vector` removes it.
 
-    Guarantee: a guess of the vector does not give an object of the message that has padded values or the seed.
-    Without the seed, which is random, the padded values look random, whatever the vector is.  The server has all
-    objects and reads the vector: the pad hides nothing from the server.
+    Guarantee: whoever guesses the vector can compute no object of the message that has the padded values or the
+    seed, and so not its name.  Without the seed, which is random, the padded values look random, whatever the
+    vector is.  The server has all objects and reads the vector: the pad hides nothing from the server.
     """
     seal = secrets.token_bytes(_SEAL_BYTES)
     return vector_content(name, encode_array(_xor_pad(np.ascontiguousarray(values), seal)), {_SEAL: seal})

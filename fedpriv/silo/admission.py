@@ -61,7 +61,7 @@ from fedpriv.silo.shard import Shard
 
 
 class Charge(NamedTuple):
-    """Ledger entry of a run: its scenario as canonical JSON, and the price that it was charged."""
+    """Ledger entry of a run: its scenario as JSON, and the price that it was charged."""
 
     cell: str
     mu: float
@@ -545,7 +545,8 @@ class Admission:
         Raises:
             RunError: If the round takes more than `allow.memory`, or the state between two rounds more than
                 `MAX_STATE_BYTES`.
-            InputError: If the records do not have the cell's unit of protection, or have it in too many rows.
+            InputError: If the records do not have the cell's unit of protection, or take too much memory once
+                each unit is filled up to the records that the scenario sets.
         """
         unit, max_bytes = cell.privacy.protected_unit, self.policy.allow.memory
         rows = self.shard.unit_count(unit) * unit.max_records
@@ -597,7 +598,7 @@ class Admission:
 
 
 def why_unguarded(policy: Policy, cell: Cell) -> str | None:
-    """Return the reason to refuse a run for its model's guard, or for the lack of one, or None.
+    """Return why the guard of a run's model refuses the run, or why it needs a guard, or None.
 
     Raw cells are the entries of a silo's table before they are encoded, other than a `Cell`, which is a scenario.
     A row is the model's entry in the table of models, and `row.guard` names the part of an add-on that checks

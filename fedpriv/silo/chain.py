@@ -81,7 +81,7 @@ def is_seal_of(seal: bytes, key: bytes) -> bool:
 
 
 def reseal(seal: bytes, run_key: bytes | None, key: bytes) -> bytes:
-    """Seal of a run after the chain's origin changed, the fingerprint of the records in the first head.
+    """Seal of a run after a change of the chain's origin, the fingerprint in its first head.
 
     Once the run is over, the seal from before the first such change cannot be computed again from the ledger.
 

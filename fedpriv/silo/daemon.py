@@ -263,7 +263,7 @@ class RequestQueue:
         """Wait for the next request of the queue, and hand its reply to the thread that waits for it.
 
         Guarantee: unless `allow.tick` is 0, a request, refused or not, takes a whole multiple of `allow.tick`, and
-        the next request is begun only then. So the time neither of its reply nor of the next request's reply
+        the next request is begun only then.  So neither the time of its reply nor that of the next request's reply
         reveals more about the records than that multiple.
         """
         request = self._requests.get()

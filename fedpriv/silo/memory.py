@@ -72,7 +72,7 @@ def round_memory(plan: Plan, silo: int, rows: int, features: int) -> int:
         plan: Plan of the run.
         silo: Number of the silo.
         rows: Number of the silo's records, or for larger units the number of units times `Unit.max_records`.
-        features: Numbers of one record in the form of the model.
+        features: Number of values of one record, in the form in which the model takes it.
     """
     draws = max(plan.objective.dimension, *(planned_round.stored_length for planned_round in plan.rounds))
     row_count, value_bytes = (

@@ -409,7 +409,7 @@ class Policy(BaseModel):
 
     @model_validator(mode="after")
     def _check_share_count(self) -> Self:
-        """Check that the policy fixes the number of silos that share the noise."""
+        """Check that a policy of secure aggregation fixes the number of silos that share the noise."""
         if self.allow.trust == "secure-aggregation" and self.allow.silos is None and self.peers is None:
             raise ValueError(
                 'allow.trust = "secure-aggregation" needs allow.silos, the number of silos that share the noise, '
@@ -549,7 +549,7 @@ def read_policy(path: Path) -> Policy:
 
 
 def why_unaccountable(cell: Cell) -> str | None:
-    """Return why the guard of a silo refuses any run of `cell`, whatever its policy, or None."""
+    """Return one of three reasons why every guard refuses a cell, whatever its policy, or None."""
     reasons = {
         f"trust = {cell.algorithm.trust!r} broadcasts what is not private": (
             not TRUSTED.covers(cell.algorithm.trust_setting)

@@ -87,7 +87,7 @@ UPDATE answers SET reply = NULL, blind = NULL WHERE run_id = ? AND t = (
     SELECT t FROM answers WHERE run_id = ? AND t > 0 AND answered IS NOT NULL ORDER BY t DESC LIMIT 1 OFFSET ?
 )"""
 MAX_ROOM = 2**27
-"""Most bytes that a ledger sets aside when a run is opened."""
+"""Most free bytes that a ledger has set aside after the first query of a run."""
 _DROP_BATCH_SIZE = 64
 """Most replies that are dropped in one transaction, which bounds their pages in SQLite's journal."""
 
@@ -198,7 +198,7 @@ def bind_rows(
 ) -> bytes:
     """Chain the commits of checked rows again, from a fingerprint under a new key.
 
-    This converts a ledger of fedpriv 0.3.0, and a backup whose fingerprint cannot be compared with the records.
+    This converts a ledger of fedpriv 0.3.0, and a copy whose fingerprint cannot be compared with the records.
     Every commit gets a new head, every run a new seal, and the ledger a new name.
 
     Guarantee: nothing that remains was made from the former fingerprint.  The rows that remain once the runs are
@@ -287,9 +287,8 @@ def _collect_entries(
             require((reply_digest, state_digest, head, blind, reply) == (None,) * 5)
             continue
         require((reply is None and blind is None) or chain.digest_reply(blind, reply) == reply_digest)
-        # One value for both targets: the pair is stored, and its first part is named.
-        heads[reply_commit] = chain_entry, _ = chain.reply_entry(run_id, t, reply_digest, state_digest), head
-        entries[reply_commit].append(chain_entry)
+        heads[reply_commit] = chain.reply_entry(run_id, t, reply_digest, state_digest), head
+        entries[reply_commit].append(heads[reply_commit][0])
     return entries, heads
 
 

@@ -56,7 +56,7 @@ _ROUND_UP = 1.0 + 1e-6
 
 @dataclass(frozen=True)
 class BoundedObjective(RecordView):
-    """Increments of `base` whose totals are float64, of at most the norm that their records can add up to.
+    """Increments of `base`, with totals in float64 of at most the norm that clipping implies.
 
     A total is the sum of the increments of a batch, each clipped and times its record's weight.
 
@@ -121,11 +121,11 @@ class Silo:
 
     A silo with a private `key` makes real releases.
 
-    Guarantee: in integers the message is a function of y_1, …, y_t and of any mask (untrusted, masked), or is s_t
-    (a trusted server, which adds the noise). Every record enters as integers of bounded norm, whatever the query
-    is.  The noise is a function of the key, of all queries and missed rounds until now and of the integers to
-    which it is added, and is never drawn in advance.  No evaluation of records raises an Exception because
-    of a record.  In a simulation the key comes from the seed, and protects nobody.
+    Guarantee: in integers the message is s_t if a trusted server adds the noise, and otherwise a function of
+    y_1, …, y_t and of any mask.  Every record enters as integers of bounded norm, whatever the query is.  The
+    noise is a function of the key, of all queries and missed rounds until now and of the integers to which it is
+    added, and is never drawn in advance.  No evaluation of records raises an Exception because of a record.  In a
+    simulation the key comes from the seed, and protects nobody.
     """
 
     number: int
@@ -156,7 +156,7 @@ class Silo:
     ) -> "Silo":
         """Build the silo of a real run, with all noise from its key.
 
-        The noise is integers, or there is none, in which case nothing is claimed.
+        The plan's noise is integers, or the plan has no noise and nothing is claimed.
 
         Args:
             number: Number of the silo.
@@ -240,7 +240,7 @@ class Silo:
         return self.steps.encode_masked(release, t, self.number, mask)
 
     def check_query(self, state: RoundState, t: int, query: Tensor) -> None:
-        """Refuse a round or a query that is not answered.
+        """Refuse a round out of order, and a query that the run cannot have.
 
         Args:
             state: State after the last answered round.
