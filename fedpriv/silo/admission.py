@@ -65,7 +65,7 @@ class Charge(NamedTuple):
 
     cell: str
     mu: float
-    """inf for a run without noise."""
+    """inf for a run that no μ is known to bound, such as one without noise."""
     slack: float
 
 
@@ -78,8 +78,8 @@ def price_charges(charges: Sequence[Charge], relation: str, unit: str = RECORD.n
     apart.  Neighbours in a record under replace-one are twice as many steps apart if the charged unit is larger,
     since the exchanged record may name another person, so that two persons change; the number of persons is public
     and the same.  k steps multiply a μ without slack by k.  For a run with slack nothing is implied by several
-    steps.  Nothing is implied either for a run with another unit if `unit` is not the record, for a run without
-    noise, and for a stored scenario whose relation or unit is unknown.  A stored scenario without a unit has
+    steps.  Nothing is implied either for a run with another unit if `unit` is not the record, for a run with an
+    infinite μ, and for a stored scenario whose relation or unit is unknown.  A stored scenario without a unit has
     records as its unit.
 
     Args:
@@ -104,7 +104,7 @@ def _price_charge(charge: Charge, relation: str, unit: str) -> Price:
     that goes from one unit to another, as a row in which the person's name changes, replaces both.
     """
     if math.isinf(charge.mu):
-        return None  # A run without noise.
+        return None  # Such as a run without noise.
     try:
         privacy = json.loads(charge.cell)["privacy"]
         charged_relation, charged_unit = (
@@ -123,21 +123,21 @@ def _price_charge(charge: Charge, relation: str, unit: str) -> Price:
     )
 
 
-def why_over_budget(budget: LifetimeBudget, earlier_prices: Sequence[Price], run_price: Price) -> str | None:
-    """Return why a run exceeds a budget together with the earlier runs, or None if it does not.
+def why_over_budget(budget: LifetimeBudget, other_prices: Sequence[Price], run_price: Price) -> str | None:
+    """Return why a run exceeds a budget together with all other runs, or None if it does not.
 
     Args:
         budget: Largest price of all runs together, with μ times `ROUND_UP`.
-        earlier_prices: Prices of the earlier runs.
+        other_prices: Prices of the other runs of the ledger.
         run_price: Price of the run.
     """
-    if budget.why_over_budget(earlier_prices, run_price) is None:
+    if budget.why_over_budget(other_prices, run_price) is None:
         return None
     slack = f" with slack {format_lower(budget.slack, 3)}" if budget.slack else ""
     # Rounded down, because `budget` is a policy's budget times `ROUND_UP`.
     return (
-        f"the run costs {format_price(run_price)}, with all before "
-        f"{_format_price_value(compose_prices([*earlier_prices, run_price]))}; the budget "
+        f"the run costs {format_price(run_price)}, with all others "
+        f"{_format_price_value(compose_prices([*other_prices, run_price]))}; the budget "
         f"is {format_lower(budget.mu)}{slack}"
     )
 

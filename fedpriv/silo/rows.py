@@ -93,11 +93,11 @@ _DROP_BATCH_SIZE = 64
 
 
 class RunRow(NamedTuple):
-    """Row of a run: scenario as canonical JSON, price, and key and state until the run is over."""
+    """Row of a run: scenario as JSON, price, and key and state until the run is over."""
 
     cell: str
     mu: float
-    """inf for a run without noise."""
+    """inf for a run that no μ is known to bound, such as one without noise."""
     key: bytes | None
     """Key of the run, or None if the run is over, and in a backup."""
     state: bytes | None

@@ -180,7 +180,7 @@ def test_a_hostile_app_cannot_exceed_the_budget_by_opening_more_runs(tmp_path: P
         for run in (1, 2):
             own(tmp_path, run).train(arrays, 1)
         for run in (3, 4):
-            with pytest.raises(RunError, match=r"costs mu = 2, with all before 3\.465; the budget is 2\.9"):
+            with pytest.raises(RunError, match=r"costs mu = 2, with all others 3\.465; the budget is 2\.9"):
                 own(tmp_path, run).train(arrays, 1)
         log = killed(process)
     assert [name for name, _, _ in ledger_of(tmp_path)] == ["1", "2"]

@@ -105,7 +105,7 @@ def test_repeated_evaluations_under_new_run_names_never_exceed_the_budget(tmp_pa
     for number in range(8, 11):  # 11 of them fit into 0.5, and no more
         guard.answer(f"run {number}", cheap, 1, MODEL)
         guard.end_run(f"run {number}")
-    refused(guard, r"with all before 0\.5197; the budget is 0\.5", cheap, query=MODEL, run="run 11")
+    refused(guard, r"with all others 0\.5197; the budget is 0\.5", cheap, query=MODEL, run="run 11")
     assert compose(charged(guard)) <= 0.5
 
 
@@ -113,7 +113,7 @@ EXACT = cell_json(evaluation={"records": 30}, algorithm__trust="trusted")
 SUMMED = cell_json(evaluation=ASKED, algorithm__trust="trusted")
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
     (cell_json(evaluation={"records": 31, "mu": 1.0}), {}, "evaluates on 31 test records of this silo, here are"),
-    (cell_json(evaluation={"records": 30, "mu": 1.5}), {}, "the run costs mu = 1.5, with all before 1.5; the bud"),
+    (cell_json(evaluation={"records": 30, "mu": 1.5}), {}, "the run costs mu = 1.5, with all others 1.5; the bud"),
     (SCENARIO, {"evaluations": 3}, "the scenario has 4 evaluations, allowed are 3"),
     (CELL, {}, "the scenario has no .evaluation."),
     (

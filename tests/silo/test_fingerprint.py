@@ -152,7 +152,7 @@ def test_guarantee_a_run_with_a_false_claim_of_fedpriv_0_3_0_is_recharged_as_inf
     """Gains: runs beside one that 0.3.0 charged for a promise that its copies in a secret order did not keep."""
     guard = with_run(old, 1e-6, copies=2, shift=1)
     assert guard._ledger.charges("over")[-1].mu == math.inf
-    refuse(guard, "with all before inf", old, 1, run="new")
+    refuse(guard, "with all others inf", old, 1, run="new")
     guard._ledger.close()
     assert len(guard_of(old / POLICY)._ledger.charges()) == 3
 
@@ -469,7 +469,7 @@ def test_privacy_spent_elsewhere_is_charged_and_attributed_in_the_ledger(tmp_pat
     assert status[2].startswith("'said by J. Doe, from the report of 2025': mu = 3.5, 0 rounds answered, over")
     assert "other programs" in status[2]
     guard = open_guard(read_policy(path))
-    refused(guard, r"with all before 5\.31.*; the budget is 5", CELL)
+    refused(guard, r"with all others 5\.31.*; the budget is 5", CELL)
     cheap = cell_json(privacy={"relation": "replace-one", "mu": 3.5})
     guard.answer("run", cheap, 1, ZERO)
     guard._ledger.close()
@@ -513,7 +513,7 @@ def test_guarantee_unbounded_prior_spending_exhausts_the_budget_and_cannot_be_am
         begin_ledgers(read_policy(path), (1e-9, 0.0, "me"))
     (tmp_path / "elsewhere").rename(tmp_path / "ledger-0.sqlite")
     assert "spent inf by 1 run, left for one more 0" in format_status(path)[1]
-    refused(open_guard(read_policy(path)), "with all before inf", CELL)
+    refused(open_guard(read_policy(path)), "with all others inf", CELL)
 
 
 @pytest.mark.parametrize("step", ["mark", "rename"])

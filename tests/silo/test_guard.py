@@ -62,7 +62,7 @@ def test_a_run_ends_after_its_last_round_and_its_key_is_wiped(tmp_path: Path) ->
 
 def test_a_lowered_budget_applies_to_an_open_run_after_a_restart(tmp_path: Path) -> None:
     first = guard_at(tmp_path, budget=4.0).answer("run", CELL, 1, ZERO)
-    refused(guard_at(tmp_path, budget=3.9), r"with all before 4; the budget is 3\.9", t=2)
+    refused(guard_at(tmp_path, budget=3.9), r"with all others 4; the budget is 3\.9", t=2)
     restarted = guard_at(tmp_path, budget=4.0)
     assert torch.equal(restarted.answer("run", CELL, 1, ZERO), first)
     assert torch.isfinite(restarted.answer("run", CELL, 2, ZERO)).all()
@@ -151,7 +151,7 @@ def test_a_run_without_noise_exhausts_the_budget_of_a_private_policy(tmp_path: P
     guard_at(tmp_path, noise_free=True).answer("bare", NOISE_FREE, 1, ZERO)
     guard = guard_at(tmp_path)
     assert charged(guard) == [math.inf]
-    refused(guard, "with all before inf; the budget is 4", run="private")
+    refused(guard, "with all others inf; the budget is 4", run="private")
 
 
 def test_an_open_run_is_refused_once_a_narrowed_policy_leaves_its_sums_without_noise(tmp_path: Path) -> None:

@@ -264,7 +264,7 @@ def test_finished_runs_stay_charged_after_their_keys_are_wiped(tmp_path: Path) -
             guard.answer(run, scenario(privacy__rho=rho), t, zeros())
         assert (find_run(guard, run).key, find_run(guard, run).state) == (None, None)
     for again in (guard, guard_of(tmp_path / "silo-0.toml")):
-        refused(again, r"with all before 4\.002; the budget is 4", scenario(privacy__rho=0.1), run="c")
+        refused(again, r"with all others 4\.002; the budget is 4", scenario(privacy__rho=0.1), run="c")
 
 
 def test_a_narrowed_policy_applies_to_open_runs(tmp_path: Path) -> None:

@@ -70,7 +70,7 @@ def test_a_ledger_of_fedpriv_0_3_1_refuses_finished_runs_changed_queries_and_an_
     refused(guard, "round 2 was answered already, for another query", cell, 2, QUERY + 1.0, "under way")
     policy = (last / POLICY).read_text()
     (last / POLICY).write_text(policy.replace("budget = 60.0", "budget = 9.4"))
-    with pytest.raises(FedprivError, match=r"with all before 9\.47.*the budget is 9\.4") as refusal:
+    with pytest.raises(FedprivError, match=r"with all others 9\.47.*the budget is 9\.4") as refusal:
         ask(guard_of(last / POLICY), last, 1, run="new")
     assert "\n" not in str(refusal.value)
 

@@ -237,7 +237,7 @@ def test_guarantee_prices_are_recomputed_from_the_scenarios_on_file(tmp_path: Pa
     forged(tmp_path, "a", 4e-3)
     again = guard_of(tmp_path / "silo-0.toml")
     assert charged(again) == [4e-3, pytest.approx(4.0)]
-    refuse(again, r"with all before 6\.929; the budget is 6", "c", 1, RunError)
+    refuse(again, r"with all others 6\.929; the budget is 6", "c", 1, RunError)
     assert len(charged(again)) == 2
     again._ledger.close()
     assert format_price_check(tmp_path / "silo-0.toml") == [
@@ -252,7 +252,7 @@ def test_a_stored_scenario_that_cannot_be_planned_stays_charged_at_its_old_price
     with guard._ledger.lock(), guard._ledger.transaction():
         guard._ledger.open_run("odd", Charge(cell, 0.5, 0.0), bytes(32))
         guard._ledger.end_run("odd")
-    refuse(guard, r"with all before 4\.032; the budget is 4", "c", 1, RunError)
+    refuse(guard, r"with all others 4\.032; the budget is 4", "c", 1, RunError)
     assert format_price_check(tmp_path / "silo-0.toml") == [
         "rows, chain and mark agree; prices recomputed: 0 runs charged enough, 1 cannot be planned by this policy"
     ]

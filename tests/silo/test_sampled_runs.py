@@ -179,7 +179,7 @@ def test_replace_one_doubles_a_gaussian_zero_out_price_and_leaves_a_subsampled_o
     priceless = [Charge("no scenario", 0.5, 0.0), Charge(zero_out, math.inf, 0.0)]
     assert price_charges(priceless, "zero-out") == [None, None]
     assert why_over_budget(LifetimeBudget(9.0, 0.1), [None], ApproximateGDP(0.1)) == (
-        "the run costs mu = 0.1, with all before inf; the budget is 9 with slack 0.1"
+        "the run costs mu = 0.1, with all others inf; the budget is 9 with slack 0.1"
     )
 
 
