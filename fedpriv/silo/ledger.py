@@ -88,7 +88,7 @@ class LedgerRun(NamedTuple):
 
     run_id: str
     cell: str
-    """Scenario as canonical JSON."""
+    """Scenario as JSON."""
     mu: float
     is_open: bool
     answered_count: int
@@ -101,6 +101,8 @@ class SiloLedger:
 
     def __init__(self, path: Path, mark: Path | None = None, *, is_backup: bool = False) -> None:
         """Open a ledger, check all its rows, and remove leftovers of a killed process.
+
+        While another process holds the lock, leftovers stay.
 
         Args:
             path: File of the ledger, which has to exist.

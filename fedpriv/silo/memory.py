@@ -39,7 +39,7 @@ _MECHANISM_STATES = 2
 _VECTOR_COUNT = 16
 """Vectors of a release: the model, the query, integers, noise and the noise's random bits."""
 _MODULE_BYTES = 128 * MIB
-"""Memory for the first run: torch, the compiled sampler, a model that is a module, and its first plan."""
+"""Memory of torch, the compiled sampler, a model that is a module, and its first plan."""
 _REQUEST_BYTES = 128 * MIB
 """Memory for waiting requests, and for a scenario before its memory is computed."""
 _MAX_CACHED_RUNS = 4

@@ -504,7 +504,7 @@ def read_policy(path: Path) -> Policy:
     `check_writers`.  It is also refused if others may read the records.
 
     Returns:
-        The policy, in which relative paths are completed by the folder of the file.
+        The policy, in which relative paths are completed by the folder of the file, not of a link to it.
 
     Raises:
         InputError: If the file cannot be used, a key or value is not valid, two of the other files above have one
