@@ -173,10 +173,10 @@ class FolderReader:
             model = decode_vector((self._folder / "model.npy").read_bytes()).copy()
         return CellOutcome(**plain, releases=releases, model=model, missed=absences, evaluations=evaluations)
 
-    def _read_json(self, name: str) -> Any:
+    def _read_json(self, name: str) -> dict[str, Any] | None:
         path = self._folder / name
         with _convert_read_errors(path):
-            return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+            return dict(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else None
 
 
 @contextmanager

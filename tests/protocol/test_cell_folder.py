@@ -178,8 +178,8 @@ DAMAGES: list[tuple[str, bytes | None]] = [
         ("model.npy", content)
         for content in (b"garbage", b"", None, b"PK\x03\x04", NPY[:10] + b"{" * 118 + NPY[128:])
     ),
-    *(("outcome.json", content) for content in (b"{", b"[]", b"{}")),
-    *(("failure.json", content) for content in (b"garbage", b"{}", b"[" * 200_000)),
+    *(("outcome.json", content) for content in (b"{", b"[]", b"{}", b"null")),
+    *(("failure.json", content) for content in (b"garbage", b"{}", b"null", b"[" * 200_000)),
 ]
 
 
