@@ -107,8 +107,8 @@ def build_module(path: str, key: str, positional: tuple[int, ...], arguments: di
 def replace_batch_norm(module: nn.Module) -> nn.Module:
     """Replace BatchNorm layers by GroupNorm, whose output for a record depends on this record only.
 
-    The number of groups is the largest divisor of the number of channels up to 32.  It is 1 for BatchNorm1d, since
-    its records may have one value a channel, and two such values are about ±1 after they were normalized.
+    The number of groups is the largest divisor of the number of channels up to 32.  It is 1 for BatchNorm1d:
+    a record may have one value a channel there, and a group of two such values would be about ±1 for any record.
     Submodules are replaced in place, at every place where they are used.  A GroupNorm has initial parameters, all
     trained and of torch's default type.  A lazy BatchNorm that has no channels yet stays.
 

@@ -104,7 +104,10 @@ class Batch(NamedTuple):
     """Records that an increment is summed over, with their weights in the sum."""
 
     records: Records
-    """Records with an axis B behind the leading axes of the query's points."""
+    """Records (..., B, …), with the leading axes of the query's points.
+
+    Linear losses take records (B, …) without leading axes, too.
+    """
     weights: Tensor
     """Weights, (B,) or (..., B), in the type of clipping factors and sums.
 
@@ -398,8 +401,9 @@ def fast_paths(objective: Objective) -> FastPaths:
 class View:
     """A loss that delegates every method to `base`, except for those that a subclass overrides.
 
-    A subclass declares on what its increments depend.  Increments of a subclass without a declaration may depend
-    on anything.
+    A subclass declares on what its increments depend (`dependence`).  Increments of a subclass without a
+    declaration may depend on anything.  `for_batch` returns the objective of `base` without the view, so that a
+    subclass with increments of its own has to override it.
     """
 
     base: Objective
@@ -485,9 +489,10 @@ class Bfloat16View(RecordView):
     Evaluations are in the type of the model.
 
     Guarantee: as for any objective, since an increment has the type of the weights before its norm is computed:
-    gradients are other gradients, and each is clipped as the vector that is added.  The loss counts as one that is
-    not convex, since a gradient jumps where the model is rounded to another number, so that a step can move two
-    models apart, and no privacy may rest on contraction.  Differences of gradients are refused.
+    gradients differ from those of `base`, and each increment is clipped as the vector that is added.  The loss
+    counts as one that is not convex, since a gradient jumps where the model is rounded to another number, so that
+    a step can move two models apart, and no privacy may rest on contraction.  Differences of gradients are
+    refused.
     """
 
     convex, convex_within = False, 0.0

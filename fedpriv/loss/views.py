@@ -188,7 +188,7 @@ class QuantileClip(View):
 
     Guarantee: none of its own: `PerUnit` clips the d + 1 coordinates together to κ = `joint_clip`(ρ), whatever the
     query's C_t is, so that noise for a clip of κ accounts for the vector and the bit in one release.  A unit
-    without records, or that does not take part, has 0 in the last coordinate too.
+    without records, or of weight 0, adds 0 to the sum of the last coordinate, too.
     """
 
     bit_weight: float = field(metadata=SHARED)
