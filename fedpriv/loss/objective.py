@@ -464,6 +464,13 @@ class View:
         return self.base.evaluate(point, records)
 
 
+def find_innermost_objective(objective: Objective) -> Objective:
+    """Find the objective behind all views, or return an objective that is no view."""
+    while isinstance(objective, View):
+        objective = objective.base
+    return objective
+
+
 @dataclass(frozen=True)
 class RecordView(View):
     """View in which a record's increment depends on the same facts as that of `base`."""

@@ -497,8 +497,7 @@ class LocalTraining(View):
 
 
 def _slice_records(records: Records, start: int, rows: int) -> Records:
-    axis = records.labels.ndim - 1  # the axis of the batch, behind the leading axes
-    return Records(*(column.narrow(axis, start, rows) for column in records))
+    return Records(*(column.narrow(records.record_axis, start, rows) for column in records))
 
 
 def _batch_spans(rows: int, size: int) -> Iterator[tuple[int, int]]:
