@@ -615,6 +615,7 @@ class LossChoice:
             raise InputError(
                 f"loss = {self.name!r}: is for labels that are {_describe_labels(kind)}, not 0 … {classes - 1}"
             )
+        # Only some numbers of classes have outputs, such as 2K + 1 classes for K bins.
         if not kind.has_single_output and kind.class_count(kind.output_count(classes) or 1) != classes:
             raise InputError(
                 f"loss = {self.name!r}: is for {', '.join(str(kind.class_count(bins)) for bins in (1, 2, 3))}, … "
