@@ -231,7 +231,7 @@ class Objective(Protocol):
 
         Args:
             query: Combination of gradients.
-            batch: Records and their weights.
+            batch: Records, one or more, and their weights.
             clip: Norm bound, a number or (..., 1).
 
         Returns:
@@ -497,12 +497,13 @@ class Bfloat16View(RecordView):
 
     Guarantee: as for any objective, since an increment has the type of the weights before its norm is computed:
     gradients differ from those of `base`, and each increment is clipped as the vector that is added.  The loss
-    counts as one that is not convex, since a gradient jumps where the model is rounded to another number, so that
-    a step can move two models apart, and no privacy may rest on contraction.  Differences of gradients are
-    refused.
+    counts as neither convex nor smooth, since a gradient jumps where the model is rounded to another number: a
+    step can move two models apart, and gradients at close models can differ much, so that no privacy may rest on
+    contraction or smoothness.  Differences of gradients are refused.  `lipschitz` is that of `base`, which
+    gradients may exceed by the rounding.
     """
 
-    convex, convex_within = False, 0.0
+    convex, convex_within, smoothness = False, 0.0, math.inf
 
     def for_batch(self, slots: BatchLayout) -> Self:
         base = self.base.for_batch(slots)
