@@ -350,7 +350,7 @@ class SummedScores(View):
     """Whether the model is a classification."""
 
     dependence = Dependence.RECORD
-    convex = False
+    convex, convex_within = False, 0.0
 
     @property
     def dimension(self) -> int:
