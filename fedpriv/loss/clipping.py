@@ -65,7 +65,7 @@ class Clipping(NamedTuple):
     representable: Tensor | None
     """Mask of representable increments, (..., B), or None if all are known to be representable.
 
-    Others come from hostile queries or records, and from training that diverges.
+    Increments that are not come from hostile queries or records, and from training that diverges.
     """
     clipped_count: Tensor
     """Number of records of weight above 0 that were clipped or not representable, (...)."""
@@ -76,8 +76,8 @@ class Clipping(NamedTuple):
         """Set the values of unrepresentable increments to zero.
 
         Args:
-            part: Values of the increments.
-            axis: Axis of `part` that goes through one record's values.
+            part: Values of the increments, (..., B, n), or (..., n, B) with `axis` = -2.
+            axis: Axis of `part` that goes through one record's n values.
         """
         return part if self.representable is None else part.where(self.representable.unsqueeze(axis), 0.0)
 

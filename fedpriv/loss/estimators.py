@@ -62,9 +62,10 @@ class Round(NamedTuple):
     """The public record of round t, read alike by silo, server and accountant.
 
     A silo averages its records' increments, each clipped to norm `clip`.  An increment is the sum over k of
-    `coefficients[k]` times the gradient at the query of round t - k.  The silo keeps the running sum q_t = decay *
-    q_{t-1} + mean increment, and releases it with noise.  An optimizer that needs an estimate of the gradient
-    divides the release by `scale`.
+    `coefficients[k]` times the gradient at the query of round t - k.  For a silo that missed the rounds before,
+    past queries and their coefficients are those of the first round that it missed.  The silo keeps the running
+    sum q_t = decay * q_{t-1} + mean increment, and releases it with noise.  An optimizer that needs an estimate of
+    the gradient divides the release by `scale`.
 
     With `split`, increments and the running sum are those of `SplitGradient`.  With `local`, the gradient is at
     the silo's own point.

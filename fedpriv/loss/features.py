@@ -2,7 +2,7 @@
 
 A feature map of one record, with public constants, releases nothing: the record's increment, which is the vector
 that it adds to a sum, is clipped, whatever its features are.  Statistics of the training set, such as its mean
-image, would have to be paid for.  Frozen features of a pre-trained module are such a map too.  The module's
+image, would cost privacy.  Frozen features of a pre-trained module are such a map too.  The module's
 weights are named by their SHA-256, so that silo and server have the same ones.
 
 `AugmentedView` computes increments on shifted and mirrored copies of each picture ("augmentation multiplicity").
@@ -307,7 +307,8 @@ class CopiesModule(nn.Module):
 class MeanOverCopies(Unjudged):
     """Mean of `base` over a record's copies, which all have its label.
 
-    Copies are used for training only, so the loss has no accuracy.
+    Outputs are (B, copies, …), and labels are those of `base`, (B, …).  Copies are used for training only, so the
+    loss has no accuracy.
     """
 
     base: Loss

@@ -84,6 +84,7 @@ class FunctionalModule:
     def __init__(self, module: nn.Module) -> None:
         self._module = module
         self._buffers = [name for name, _ in module.named_buffers()]
+        # A tensor is at one place or, if it or its layer is shared, at several.  Places are full names.
         first_names = {id(tensor): name for name, tensor in (*module.named_parameters(), *module.named_buffers())}
         self._first_names = {
             f"{prefix}.{tensor_name}".removeprefix("."): first_names[id(tensor)]
@@ -149,11 +150,8 @@ def _parameters_and_buffers(module: nn.Module) -> dict[str, Tensor]:
 
 
 def _comparable(values: Tensor) -> Tensor:
-    """Replace NaN, which a buffer may hold, by a number, so that it equals itself.
-
-    Infinities become the largest numbers of the type.
-    """
-    return torch.nan_to_num(values, nan=12345.678) if values.is_floating_point() else values
+    """Replace NaN, which a buffer may hold, by a number, so that it equals itself."""
+    return torch.nan_to_num(values, 12345.678, torch.inf, -torch.inf) if values.is_floating_point() else values
 
 
 def _refuse_packed(name: str) -> Callable[[nn.Module, tuple[object, ...], dict[str, object]], None]:

@@ -405,8 +405,8 @@ class PositionTerms:
     def _norm_of_products(self, spread: Tensor) -> Tensor:
         """Upper bounds on the norms √(Σ_{s,t} ⟨δ_s, δ_t⟩ ⟨a_s, a_t⟩), (B,), in float64.
 
-        Products are computed in float64, since float32 would round too coarsely.  A norm below 1e-40 may have a
-        smaller bound, since products of small factors underflow.
+        Products are computed in float64, since float32 would round too coarsely.  A norm below 1e-40 may be
+        above its bound, since products of small factors underflow.
 
         Args:
             spread: Upper bound of Σ_t ‖δ_t‖ ‖a_t‖, (B,), to which the rounding is relative.

@@ -182,9 +182,9 @@ class TracingMode(TorchFunctionMode):
     ) -> Any:
         """Run a call of a torch function on one record's values inside the vmap, with a trace of parameters.
 
-        * A layer function with a closed form that has a weight or a bias, all of them traced parameters, is
-          computed for all records at once, and the call is added to the trace.  Twins take the place of the
-          parameters: leaves of autograd with the same values.
+        * A layer function with a closed form whose weight and bias are traced parameters, or one of the two if it
+          has no other, is computed for all records at once, and the call is added to the trace.  Twins take the
+          place of the parameters: leaves of autograd with the same values.
         * A recurrent layer or cell without keyword arguments runs as its unrolled form, and multi-head attention
           as torch's own code, both in this mode, so that the functions inside of them are traced.
         * Attention without mask and dropout, whose three tensors have equal leading axes (`_plain_attention`), is
@@ -361,7 +361,7 @@ class GhostObjective(ModuleObjective):
         return {}
 
     def _increment_of_replicate(self, query: Query, batch: Batch, clip: Scalar) -> Increment:
-        """Sum the clipped increments of one replicate by the plan, chunk by chunk of records.
+        """Sum the weighted clipped increments of one replicate by the plan, chunk by chunk of records.
 
         `ModuleObjective` computes a single record, records of a shape without a plan, and a chunk for which
         `_sum_increments` has no result.  The size of a chunk bounds the memory.  A replicate is one of several
@@ -545,7 +545,7 @@ class GhostObjective(ModuleObjective):
     def _sum_increments(
         self, query: Query, batch: Batch, clip: Scalar, plan: _GhostPlan
     ) -> tuple[list[Tensor | None], Tensor] | None:
-        """Sum the clipped increments of a batch, and count the clipped records.
+        """Sum the weighted clipped increments of a batch, and count the clipped records.
 
         A record's norm is combined from the bounds of the terms of all parameters.
 

@@ -342,8 +342,7 @@ class RandomSmoothing(View):
     ) -> Increment:
         """Estimate each record's gradient at weight 1, summed over the windows, and clip it.
 
-        The base objective does both where it can: of one window in first order.  Elsewhere estimates are made here
-        and clipped.
+        `base` does both for estimates from gradients in one window.  Other estimates are made and clipped here.
 
         Args:
             query: Combination of gradients, at points (..., d).

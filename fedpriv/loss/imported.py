@@ -37,7 +37,7 @@ from fedpriv.loss.layered import LayeredObjective
 from fedpriv.loss.linear import LinearScore, SoftmaxRegression
 from fedpriv.loss.losses import CrossEntropy, Loss
 from fedpriv.loss.module import ModuleObjective, check_module, unflatten_parameters
-from fedpriv.loss.objective import Objective, RecordView, View
+from fedpriv.loss.objective import Objective, RecordView, find_innermost_objective
 from fedpriv.loss.unrolled import make_vmap_module
 
 _PATH = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
@@ -107,8 +107,8 @@ def build_module(path: str, key: str, positional: tuple[int, ...], arguments: di
 def replace_batch_norm(module: nn.Module) -> nn.Module:
     """Replace BatchNorm layers by GroupNorm, whose output for a record depends on this record only.
 
-    The number of groups is the largest divisor of the number of channels up to 32.  It is 1 for BatchNorm1d, since
-    its records may have one value a channel, and two such values are about ±1 after they were normalized.
+    The number of groups is the largest divisor of the number of channels up to 32.  It is 1 for BatchNorm1d:
+    a record may have one value a channel there, and a group of two such values would be about ±1 for any record.
     Submodules are replaced in place, at every place where they are used.  A GroupNorm has initial parameters, all
     trained and of torch's default type.  A lazy BatchNorm that has no channels yet stays.
 
@@ -366,8 +366,7 @@ def make_trained_model(objective: Objective, vector: NDArray[Any]) -> TrainedMod
     Raises:
         InputError: The objective is none of these.
     """
-    while isinstance(objective, View):
-        objective = objective.base
+    objective = find_innermost_objective(objective)
     point = torch.from_numpy(np.array(vector)).to(objective.initial().dtype)
     match objective:
         case LayeredObjective() | ModuleObjective():
@@ -393,12 +392,11 @@ def parameter_shapes(objective: Objective) -> list[tuple[int, ...]]:
     Those of a torch module are in the order of its `state_dict`, without buffers, frozen parameters and further
     names of a parameter.  Any other objective has one array (d,).
     """
-    while isinstance(objective, View):
-        objective = objective.base
+    innermost = find_innermost_objective(objective)
     return (
-        [tuple(parameter.shape) for parameter in trainable_parameters(objective.module).values()]
-        if isinstance(objective, LayeredObjective | ModuleObjective)
-        else [(objective.dimension,)]
+        [tuple(parameter.shape) for parameter in trainable_parameters(innermost.module).values()]
+        if isinstance(innermost, LayeredObjective | ModuleObjective)
+        else [(innermost.dimension,)]
     )
 
 

@@ -37,6 +37,7 @@ from fedpriv.loss.objective import (
     Records,
     RecordView,
     View,
+    find_innermost_objective,
 )
 
 
@@ -174,10 +175,9 @@ def find_labelled_view(objective: Objective) -> LabelledView | None:
 
 
 def _find_module_objective(objective: Objective) -> BaseModuleObjective:
-    while isinstance(objective, View):
-        objective = objective.base
-    assert isinstance(objective, BaseModuleObjective)  # `make_layout_objective` makes no other
-    return objective
+    innermost = find_innermost_objective(objective)
+    assert isinstance(innermost, BaseModuleObjective)  # `make_layout_objective` makes no other
+    return innermost
 
 
 def make_layout_objective(

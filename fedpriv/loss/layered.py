@@ -104,7 +104,7 @@ class LayeredObjective(BaseModuleObjective):
         Returns:
             The objective, or None if the module is no nn.Sequential itself, has a forward hook or an instance with
             a `forward` of its own, has a layer without a closed form or one that does not keep the axis of
-            records, or has a parameter that is not trained and used once.
+            records, or has a parameter that is frozen or used more than once.
 
         Raises:
             InputError: The module cannot be trained (`check_module`).  Errors of a layer on zeros are passed on.

@@ -232,17 +232,19 @@ class DenseTerms:
         term, and 4 times for products and factors.  The last entry of the result also covers u_k and v_k
         themselves.
         """
-        # Here `inputs` are the norms of the inputs.
-        gradient_norms, inputs = (
+        gradient_norms, input_norms = (
             [upper_norm(part) for part in parts] for parts in (self.output_gradients, self.inputs)
         )
-        terms = [output_gradient * values for output_gradient, values in zip(gradient_norms, inputs, strict=True)]
+        terms = [
+            gradient_norm * input_norm
+            for gradient_norm, input_norm in zip(gradient_norms, input_norms, strict=True)
+        ]
         spread = sum_tensors(terms)
         squared = spread.square() if len(terms) == 1 else self._squared_weight(spread)
         if self.has_bias:  # its input is 1 at every point, so its gradient is the sum over all points
             squared, spread = squared + gradient_norms[0].square(), spread + gradient_norms[0]
         return NormBounds(
-            squared.sqrt(), spread, len(terms) + 4.0, sum_tensors([spread, *gradient_norms, *inputs])
+            squared.sqrt(), spread, len(terms) + 4.0, sum_tensors([spread, *gradient_norms, *input_norms])
         )
 
     def _squared_weight(self, spread: Tensor) -> Tensor:

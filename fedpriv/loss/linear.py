@@ -121,9 +121,9 @@ def quadratic_in_ball(curvature: Tensor, minimizer: Tensor, radius: float) -> Qu
 
 
 class LinearObjective(Deterministic, ABC):
-    """A loss of the scores X z of a record with features z, for the rows of X, flattened, as parameters.
+    """A loss of the scores X z of a record's features z.
 
-    `_scores` has records last, (..., outputs, B).
+    The parameters are the matrix X (outputs, features), flattened.  `_scores` has records last, (..., outputs, B).
     """
 
     features: int
@@ -389,7 +389,7 @@ _SIZE_TOLERANCE = 0.1
 
 @dataclass(frozen=True)
 class PhaseRetrieval(LinearObjective):
-    """Robust phase retrieval from sizes b ≥ 0 as labels.
+    """Robust phase retrieval, with sizes y ≥ 0 as labels (`SizeError`).
 
     The loss is the same at x and -x.  Parameters start at the vector of equal coordinates with norm `start_norm`,
     since 0 is a stationary point.
@@ -475,7 +475,7 @@ class RecordBlock:
 
         Args:
             round_index: Position of the round in the block.
-            name: Name of the computation, which is run once.
+            name: Name of the computation, which is run once for each name.
             compute: Function from the records of all rounds to one part for each round.
         """
         if name not in self._computed:
@@ -490,7 +490,7 @@ def shared_records(records: Records) -> Records:
 
 
 def compute_per_block(records: Records, name: Hashable, compute: Callable[[Records], Tensor]) -> Tensor:
-    """Compute a tensor of numbers for each record, once for all rounds of a block.
+    """Compute numbers for each record, once for all rounds of a block.
 
     Args:
         records: Records of one round.

@@ -91,8 +91,9 @@ def survival_curve(outputs: Tensor) -> Tensor:
 def concordance(outputs: Tensor, labels: Tensor) -> Tensor:
     """Compute Antolini's concordance index, 1 for a perfect order and 1/2 on average for a random one.
 
-    The index is the share of pairs whose first record, with an event in bin m, has a smaller S(m) than the second
-    one, which survived bin m.  Ties count half.  S(m) is the predicted probability to survive bin m.
+    A pair is a record with an event in a bin m, and a record that survived bin m.  The index is the share of pairs
+    in which the first record has the smaller S(m), its predicted probability to survive bins 0 … m.  Ties count
+    half.
 
     Args:
         outputs: Outputs h of all records, (..., n, K), whose leading axes are models.
@@ -530,7 +531,7 @@ class LossKind(NamedTuple):
     output_count: Callable[[int], int] = int
     """Number of outputs of a label for a number of classes, not used if `has_single_output`."""
     class_count: Callable[[int], int] = int
-    """Number of classes for which a label has a number of outputs, not used if `has_single_output`."""
+    """Number of classes for a number of outputs of a label, not used if `has_single_output`."""
 
 
 LOSSES: Mapping[str, LossKind] = {
@@ -614,6 +615,7 @@ class LossChoice:
             raise InputError(
                 f"loss = {self.name!r}: is for labels that are {_describe_labels(kind)}, not 0 … {classes - 1}"
             )
+        # Only some numbers of classes have outputs, such as 2K + 1 classes for K bins.
         if not kind.has_single_output and kind.class_count(kind.output_count(classes) or 1) != classes:
             raise InputError(
                 f"loss = {self.name!r}: is for {', '.join(str(kind.class_count(bins)) for bins in (1, 2, 3))}, … "

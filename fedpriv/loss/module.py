@@ -442,8 +442,9 @@ def why_refused(layer: nn.Module) -> str | None:
 
     Refused are layers that mix records (BatchNorm without fixed statistics, an embedding scaled by frequency),
     remember records (running statistics), draw random numbers (dropout, RReLU, fractional pooling) or change their
-    weight (`max_norm`), layers without parameters yet (lazy ones), and layers with a backward hook, which the
-    routes of several records do not run and that of a single record does.  Forward hooks run on every route.
+    weight (`max_norm`), layers without parameters yet (lazy ones), and layers with a backward hook, which
+    runs once for each record, once for a batch, or not at all, by the route that computes the gradients.  Forward
+    hooks run on every route.
     """
     dropout = layer.p if isinstance(layer, _DropoutNd) else getattr(layer, "dropout", 0.0)
     quiet_layer = "LeakyReLU" if isinstance(layer, nn.RReLU) else "MaxPool"

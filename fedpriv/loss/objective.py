@@ -104,7 +104,10 @@ class Batch(NamedTuple):
     """Records that an increment is summed over, with their weights in the sum."""
 
     records: Records
-    """Records with an axis B behind the leading axes of the query's points."""
+    """Records (..., B, …), with the leading axes of the query's points.
+
+    Linear losses take records (B, …) without leading axes, too.
+    """
     weights: Tensor
     """Weights, (B,) or (..., B), in the type of clipping factors and sums.
 
@@ -228,7 +231,7 @@ class Objective(Protocol):
 
         Args:
             query: Combination of gradients.
-            batch: Records and their weights.
+            batch: Records, one or more, and their weights.
             clip: Norm bound, a number or (..., 1).
 
         Returns:
@@ -398,8 +401,9 @@ def fast_paths(objective: Objective) -> FastPaths:
 class View:
     """A loss that delegates every method to `base`, except for those that a subclass overrides.
 
-    A subclass declares on what its increments depend.  Increments of a subclass without a declaration may depend
-    on anything.
+    A subclass declares on what its increments depend (`dependence`).  Increments of a subclass without a
+    declaration may depend on anything.  `for_batch` returns the objective of `base` without the view, so that a
+    subclass with increments of its own has to override it.
     """
 
     base: Objective
@@ -460,6 +464,13 @@ class View:
         return self.base.evaluate(point, records)
 
 
+def find_innermost_objective(objective: Objective) -> Objective:
+    """Find the objective behind all views, or return an objective that is no view."""
+    while isinstance(objective, View):
+        objective = objective.base
+    return objective
+
+
 @dataclass(frozen=True)
 class RecordView(View):
     """View in which a record's increment depends on the same facts as that of `base`."""
@@ -485,12 +496,14 @@ class Bfloat16View(RecordView):
     Evaluations are in the type of the model.
 
     Guarantee: as for any objective, since an increment has the type of the weights before its norm is computed:
-    gradients are other gradients, and each is clipped as the vector that is added.  The loss counts as one that is
-    not convex, since a gradient jumps where the model is rounded to another number, so that a step can move two
-    models apart, and no privacy may rest on contraction.  Differences of gradients are refused.
+    gradients differ from those of `base`, and each increment is clipped as the vector that is added.  The loss
+    counts as neither convex nor smooth, since a gradient jumps where the model is rounded to another number: a
+    step can move two models apart, and gradients at close models can differ much, so that no privacy may rest on
+    contraction or smoothness.  Differences of gradients are refused.  `lipschitz` is that of `base`, which
+    gradients may exceed by the rounding.
     """
 
-    convex, convex_within = False, 0.0
+    convex, convex_within, smoothness = False, 0.0, math.inf
 
     def for_batch(self, slots: BatchLayout) -> Self:
         base = self.base.for_batch(slots)

@@ -83,7 +83,7 @@ class Model:
     gradients: bool = True
     """Whether increments are gradients of a model's loss.
 
-    Others are statistics of records, no two of which may be as far apart as two clips.
+    Otherwise they are statistics of records, and any two may be known to be less than two clips apart.
     """
     survival: bool = False
     """Whether labels are bins survived and events, of a table with `survival`, and outputs are hazards."""

@@ -40,6 +40,7 @@ from fedpriv.loss.objective import (
     Query,
     Records,
     View,
+    find_innermost_objective,
 )
 from fedpriv.participation.orders import Dependence
 
@@ -349,7 +350,7 @@ class SummedScores(View):
     """Whether the model is a classification."""
 
     dependence = Dependence.RECORD
-    convex = False
+    convex, convex_within = False, 0.0
 
     @property
     def dimension(self) -> int:
@@ -440,15 +441,15 @@ def make_summed_scores(base: Objective, loss_bound: float, *, classes: bool) -> 
         classes: Whether the model is a classification.
 
     Raises:
-        InputError: The class of `base` takes its outputs, or without `classes` its losses, from `Deterministic`,
-            which has none.  Or there are several class labels and a loss that does not say which predictions are
-            right.
+        InputError: The objective behind the views takes its outputs, or without `classes` its losses, from
+            `Deterministic`, which has none.  Or there are several class labels and a loss that does not say which
+            predictions are right.
     """
-    name = "outputs" if classes else "losses"
+    name, innermost_type = "outputs" if classes else "losses", type(find_innermost_objective(base))
     # The methods of `Deterministic` raise, so that a class without its own has no outputs or losses.
-    if getattr(type(base), name, None) is getattr(Deterministic, name):
+    if getattr(innermost_type, name, None) is getattr(Deterministic, name):
         raise InputError(
-            f"evaluation: {type(base).__name__} gives no {name} record by record; "
+            f"evaluation: {innermost_type.__name__} gives no {name} record by record; "
             "take another model, or leave the section out"
         )
     if classes and (labelled_view := find_labelled_view(base)) is not None and not labelled_view.has_accuracy:

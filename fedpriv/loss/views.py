@@ -188,7 +188,7 @@ class QuantileClip(View):
 
     Guarantee: none of its own: `PerUnit` clips the d + 1 coordinates together to κ = `joint_clip`(ρ), whatever the
     query's C_t is, so that noise for a clip of κ accounts for the vector and the bit in one release.  A unit
-    without records, or that does not take part, has 0 in the last coordinate too.
+    without records, or of weight 0, adds 0 to the sum of the last coordinate, too.
     """
 
     bit_weight: float = field(metadata=SHARED)
@@ -497,8 +497,7 @@ class LocalTraining(View):
 
 
 def _slice_records(records: Records, start: int, rows: int) -> Records:
-    axis = records.labels.ndim - 1  # the axis of the batch, behind the leading axes
-    return Records(*(column.narrow(axis, start, rows) for column in records))
+    return Records(*(column.narrow(records.record_axis, start, rows) for column in records))
 
 
 def _batch_spans(rows: int, size: int) -> Iterator[tuple[int, int]]:

@@ -1,5 +1,6 @@
 """Passes in bfloat16: what is clipped and summed is wide, what cannot be told apart in 8 bits is refused."""
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -31,6 +32,7 @@ OBJECTIVES: dict[str, Callable[[], Objective]] = {
     "ghost": lambda: make_module_objective(Transformer(8, 8), 784, CrossEntropy(), 0),
 }
 SGD = {"name": "dp-sgd", "trust": "trusted", "clip": 1.0, "step": 0.1}
+MOMENTUM = {"name": "dp-mu2-fl", "trust": "untrusted", "diameter": 0.1, "clip": 1.0, "step": 0.1}
 DEVICES = ["cpu", *["cuda"] * torch.cuda.is_available()]
 MU = {"relation": "zero-out", "mu": 2.0}
 
@@ -102,7 +104,7 @@ def test_a_module_that_refuses_bfloat16_by_any_usual_error_is_refused(error: typ
 
 
 def cell(*, momentum: bool = False, **overrides: Any) -> Cell:
-    tree = small_tree(**({} if momentum else {"algorithm": SGD, "privacy": MU} | overrides))
+    tree = small_tree(**({"algorithm": MOMENTUM} if momentum else {"algorithm": SGD, "privacy": MU} | overrides))
     return resolve_cell({**tree, "run": {**tree["run"], "passes": "bfloat16"}}, "test")
 
 
@@ -144,3 +146,22 @@ def test_noise_that_rests_on_contraction_is_refused_in_short_passes() -> None:
 def test_an_engine_that_computes_as_silos_do_refuses(engine: str) -> None:
     with pytest.raises(InputError, match=f"engine {engine} computes as silos do"):
         run(engine, cell())
+
+
+@pytest.mark.parametrize("name", ["momentum-tree-reduced", "momentum-tree-aligned"])
+def test_noise_that_rests_on_smoothness_is_refused_in_short_passes(name: str) -> None:
+    """Gains: μ of trees that bound differences of gradients by how far queries move, and rounded models jump.
+
+    Two models at a jump of bfloat16, 1e-6 apart.
+    """
+    whole, records = LogisticRegression(1, 8.0), Records(torch.tensor([[8.0]]).double(), torch.tensor([1]))
+    short = make_bfloat16_view(whole, records)
+    models = torch.tensor([[1.0 + 2.0**-8 - 5e-7], [1.0 + 2.0**-8 + 5e-7]], dtype=torch.float64) / 8.0
+    for objective, low, high in ((whole, 0.1, 1.0), (short, 1e3, math.inf)):
+        first, second = (objective.gradient(one, Batch(records, ones(1))) for one in models)
+        assert low < abs(float((second - first) / (models[1] - models[0]))) / whole.smoothness < high
+    federation = {"silos": 1, "rounds": 8, "epochs": 2, "batch": 4}
+    trees = {"name": name, "trust": "trusted", "step": 1e-4, "alpha": 0.5, "gamma": 0.25}
+    refused = cell(algorithm=trees, federation=federation)
+    with pytest.raises(InputError, match="the noise rests on a bound of the loss's smoothness, and none is known"):
+        make_plan(refused, load_task(refused).objective)

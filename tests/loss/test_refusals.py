@@ -17,15 +17,21 @@ from fedpriv.core.errors import InputError
 from fedpriv.data.layout import FeatureLayout, InputLayout
 from fedpriv.data.schema import Survival
 from fedpriv.loss.features import augment_objective, orientation_histograms
-from fedpriv.loss.imported import GIVEN_PREFIX, check_outputs, check_per_record, check_record_shape
+from fedpriv.loss.imported import (
+    GIVEN_PREFIX,
+    InitializedView,
+    check_outputs,
+    check_per_record,
+    check_record_shape,
+)
 from fedpriv.loss.inputs import LabelledView, make_layout_objective
 from fedpriv.loss.layered import make_module_objective
-from fedpriv.loss.losses import CrossEntropy, LossChoice
+from fedpriv.loss.losses import CrossEntropy, LossChoice, SquaredError
 from fedpriv.loss.models import MODELS, RidgeStatisticsSettings, SoftmaxSettings, find_model, make_loss_choice
 from fedpriv.loss.module import ModuleObjective
 from fedpriv.loss.objective import Objective, Query, Records, make_bfloat16_view
 from fedpriv.loss.rows import ModuleSettings
-from fedpriv.loss.scores import check_scores
+from fedpriv.loss.scores import check_scores, make_summed_scores
 from fedpriv.loss.views import LocalSteps
 from tests.engines.test_engines import run
 from tests.loss import zoo
@@ -253,3 +259,13 @@ BACKBONE: dict[str, Any] = {"backbone_weights": "sha256:" + "0" * 64, "feature_n
 def test_settings_that_do_not_fit_are_refused(model: type[BaseModel], settings: dict[str, Any], line: str) -> None:
     with pytest.raises(ValidationError, match=line):
         model.model_validate(settings)
+
+
+def test_evaluation_by_silos_is_refused_for_a_model_without_losses_behind_a_view_too() -> None:
+    """Before the run, and not in its first evaluation."""
+    traced = make_module_objective(
+        nn.Sequential(nn.Linear(3, 4), nn.GELU(), nn.Linear(4, 1)), 3, SquaredError(), 0
+    )
+    for objective in (traced, InitializedView(traced, traced.module)):
+        with pytest.raises(InputError, match="evaluation: GhostObjective gives no losses record by record"):
+            make_summed_scores(objective, 4.0, classes=False)

@@ -347,6 +347,19 @@ def test_a_packed_sequence_is_refused_by_position_and_by_name(key: str | None) -
         run_trial(Packing(), torch.ones(1, 3))
 
 
+def test_a_trial_sees_that_infinity_in_a_buffer_becomes_a_number() -> None:
+    class Lowering(nn.Linear):
+        def forward(self, values: torch.Tensor) -> torch.Tensor:
+            self.least.fill_(torch.finfo(torch.float32).max)
+            return super().forward(values)
+
+    for least in (torch.inf, torch.nan):
+        layer = Lowering(3, 2)
+        layer.register_buffer("least", torch.tensor(least))
+        with pytest.raises(InputError, match=r"the module itself \(Lowering\) changes least"):
+            run_trial(layer, torch.ones(1, 3))
+
+
 def test_group_norm_stands_in_for_batch_norm() -> None:
     shape: dict[str, Any] = {"shape": [1, 4, 4], "features": 16}
     with pytest.raises(InputError, match="mixes the records of a batch; GroupNorm or LayerNorm does not"):
