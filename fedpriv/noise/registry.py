@@ -2,8 +2,8 @@
 
 A mechanism adds noise B z to running sums A s, where s are the sums of a round's clipped contributions and
 z are fresh vectors of noise.  With A = B C, its sensitivity is the largest distance by which one record moves C s.
-Its certificate is its statement of the sensitivity.  The certificate of a user's mechanism is not believed but
-checked, with B measured on unit vectors (`check_mechanism_claims`).
+Its certificate is its statement of the sensitivity.  The certificate of a user's mechanism for all rounds of a
+run is checked before the run, with B measured on unit vectors (`check_mechanism_claims`).
 """
 
 import dataclasses
