@@ -299,7 +299,7 @@ def make_mechanism(name: str, workload: Workload, options: MechanismOptions) -> 
     if (kind := lookup_mechanism_class(name)) is None or kind in _ALGORITHM_MECHANISMS:
         raise InputError(
             f"mechanism = {name!r}: {'it belongs to one algorithm; ' if kind else ''}accepted are "
-            f"{', '.join(repr(kind.name) for kind in SELECTABLE_MECHANISMS)}"
+            f"{', '.join(repr(kind.name) for kind in (*SELECTABLE_MECHANISMS, *USER_MECHANISMS.values()))}"
         )
     roots = options.model_fields_set & BufferedOptions.model_fields.keys()
     if roots and not issubclass(kind, BufferedToeplitz):
