@@ -158,8 +158,9 @@ class ParticipationKeys:
         for key in ("min_separation", "max_participations"):
             if (value := getattr(self, key)) is not None:
                 raise InputError(
-                    f"federation.{key} = {value}: it is for clients that come by themselves; with sampling = "
-                    f'"{name}" leave it out, or set sampling = "available"'
+                    f"federation.{key} = {value}: it is for clients that come by themselves, and for a "
+                    f'participation of your own; with sampling = "{name}" leave it out, or set sampling = '
+                    '"available"'
                 )
 
     def refuse_groups(self, name: str) -> None:
