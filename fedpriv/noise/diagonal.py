@@ -310,7 +310,7 @@ class ScheduledGaussian(Mechanism):
         return {"noise_sizes": list(self.sizes)}
 
     def certified(self, workload: Workload) -> Sensitivity:
-        """Return the sensitivity, exact for one pass and for a fixed order.
+        """Return the sensitivity, exact for one pass whose rounds all read records, and for a fixed order.
 
         With C_τ for column τ of C, the sensitivity is max_τ clip_τ ‖C_τ‖ for one pass.  For a fixed order every
         record is tried.  For separated participations the sum of clip_τ ‖C_τ‖ over the heaviest pattern of rounds

@@ -388,8 +388,10 @@ class AlignedDifferences(DifferenceTrees):
         variances are for fresh vectors of variance 1.
         """
         self.check_workload(workload)
-        # Per unit of squared weight of a node: node_variance of n, past_variance of c, and their covariance.
-        # overlaps[p-1] is the sum of products of a common node's weights in n and in c.
+        # n and c are weighted sums of noises of nodes.  Their variances and covariance are node_variance,
+        # past_variance and covariance times sums over nodes: of squared weights in prefix p (row_norms[p-1]), of
+        # squared weights in a whole epoch (row_norms[-1], decayed by p rounds), and of products of both weights
+        # (overlaps[p-1]).
         rounds_per_epoch, decay, retention = self.rounds_per_epoch, self.decay, 1.0 - self.mixing
         row_norms = nodes.row_squared_norms(rounds_per_epoch, decay)
         positions = np.arange(1, rounds_per_epoch + 1)

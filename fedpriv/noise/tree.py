@@ -267,7 +267,9 @@ def used_ends(rounds: int, rounds_per_epoch: int, level: int, earliest: int = 1)
         return np.empty(0, np.int64)
     ends = np.arange(length, rounds + 1, length)
     starts = ends - length + 1
-    # The parent of a left child ends 2^level rounds after it, and that of a right child begins as much before it.
+    # Windows contain the node if u is from its end to N - 1 rounds after its start.  The parent of a left child
+    # ends 2^level rounds after it, and that of a right child begins as much before it.  So u comes before the end
+    # of the left child's parent, or the window begins after the start of the right child's.
     is_left_child = (ends >> level) % 2 == 1
     last_windows = np.minimum(
         np.where(is_left_child, ends + length - 1, rounds), np.minimum(starts + rounds_per_epoch - 1, rounds)
