@@ -318,7 +318,7 @@ def mechanism_from_data(data: Mapping[str, Any]) -> Mechanism:
     Raises:
         InputError: No mechanism has this name, or the class refuses a number.
         TypeError: The mechanism has other fields.
-        KeyError: There is no "name".
+        KeyError: There is no "name", or "phase-ends" has no "phases" with "lengths".
     """
     settings = dict(data)
     name = settings.pop("name")
