@@ -526,7 +526,7 @@ class IntegerTree(IntegerStrategy):
                 bound += scale_bound(node_bounds.pop(), self._decays[level])
             node_bounds.append(bound)
             max_bound = max(max_bound, bound)
-        # Every integer on the way is at most the node that it ends in.
+        # No integer on the way has a larger bound than the node that it ends in.
         return IntegerBounds(max_bound, max_bound)
 
     def step(self, state: IntState, t: int, sums: Ints) -> tuple[Ints, IntState]:
