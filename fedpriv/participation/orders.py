@@ -360,8 +360,8 @@ class Participation(Protocol):
     def distance(self, sums: ReleasedSums) -> float:
         """Return the distance by which noise is sized, an argument of `ReleasedSums.displacement`.
 
-        For public rounds a record moves the whole stream by this distance, and for secret ones it moves the
-        releases by it through any single one of its rounds.
+        A record moves the whole stream by at most this distance for public rounds, and the releases through any
+        single one of its rounds for secret ones.
 
         Raises:
             InputError: There is no such distance for these sums.

@@ -147,8 +147,8 @@ class SecretOrder(PlainDataclass):
         """Return the guarantee for independent noise of this multiplier in every round.
 
         Args:
-            multiplier: Standard deviation of the noise over the largest distance by which a record moves the sum
-                of one round under zero-out, such as its clip, above 0.
+            multiplier: Standard deviation of the noise, over the largest distance by which a record moves the
+                releases through one of its rounds under zero-out, such as its clip, above 0.
             relation: Neighbouring relation.
 
         Raises:
@@ -179,7 +179,7 @@ class SecretOrder(PlainDataclass):
         return self.guarantee_for_noise((1.0 - 1e-12) * RELATION_FACTOR[relation] / mu, relation)
 
     def distance(self, sums: ReleasedSums) -> float:
-        """Return the distance by which a record moves the releases through any single one of its rounds.
+        """Return the largest distance by which a record moves the releases through one of its rounds.
 
         The distance is divided by 2 under replace-one, since the accounting has this factor already.
 
