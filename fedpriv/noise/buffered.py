@@ -94,7 +94,8 @@ class BufferedToeplitz(Toeplitz):
 
     Guarantee: the roots are checked to interlace, so C ≥ 0 with nonincreasing coefficients, whoever fitted them.
     The worst record of a fixed order is charged exactly.  So is that of separated participations with equal clips,
-    if there is no `column_scale`.  In other separated participations the charge is exact or an upper bound.
+    if there is no `column_scale`.  In other separated participations, and in phases, the charge is exact or an
+    upper bound.
     """
 
     name: ClassVar[str] = "blt"

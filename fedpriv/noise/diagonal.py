@@ -82,8 +82,8 @@ class IndependentGaussian(Mechanism):
 
     Guarantee: a record that takes part in round τ moves the sum of each round t ≥ τ of the same period by
     decay^(t-τ) times its increment.  All increments of the record are added up, and the worst record is charged:
-    exactly, or for separated participations exactly or by an upper bound.  For a single pass with clip S, decay 1
-    and no restarts this is S√T: σ = 2S√T/ρ under replace-one, the paper's σ² = 4S²T/ρ².
+    exactly, or for separated participations and in phases exactly or by an upper bound.  For a single pass with
+    clip S, decay 1 and no restarts this is S√T: σ = 2S√T/ρ under replace-one, the paper's σ² = 4S²T/ρ².
 
     Example:
         >>> from fedpriv.participation.orders import FixedOrder
@@ -264,7 +264,8 @@ class ScheduledGaussian(Mechanism):
     Guarantee: a record that takes part in round τ moves the sum of each round t ≥ τ by decay^(t-τ) times its
     increment.  The squares of its displacements, each over the squared size of the round, add up.  The worst
     record of a fixed order is charged, exactly, for any clips: with one pass, decay 1 and clip S that is S √(Σ_t
-    1/d_t²).  Separated participations are charged exactly or by an upper bound.  Sums that restart are refused.
+    1/d_t²).  Separated participations and phases are charged exactly or by an upper bound.  Sums that restart are
+    refused.
     """
 
     name: ClassVar[str] = "scheduled"
@@ -310,7 +311,7 @@ class ScheduledGaussian(Mechanism):
         return {"noise_sizes": list(self.sizes)}
 
     def certified(self, workload: Workload) -> Sensitivity:
-        """Return the sensitivity, exact for one pass and for a fixed order.
+        """Return the sensitivity, exact for one pass whose rounds all read records, and for a fixed order.
 
         With C_τ for column τ of C, the sensitivity is max_τ clip_τ ‖C_τ‖ for one pass.  For a fixed order every
         record is tried.  For separated participations the sum of clip_τ ‖C_τ‖ over the heaviest pattern of rounds

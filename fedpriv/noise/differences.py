@@ -269,15 +269,16 @@ def calibrate_trees(trees: Trees, workload: Workload, shares: Literal["best", "e
     """
     trees.check_workload(workload)
     worst_norms = np.array([float(np.max(squared_norms)) for squared_norms in trees.squared_norms(workload)])
-    loss_weights = (worst_norms > 0.0).astype(float)
+    share_weights = (worst_norms > 0.0).astype(float)
     if shares == "best":
         mean_variances = [with_stds(trees, unit).mean_variance(workload) for unit in np.eye(4)]
-        loss_weights = np.sqrt(np.array(mean_variances) * worst_norms)
+        share_weights = np.sqrt(np.array(mean_variances) * worst_norms)
     clip = float(np.max(workload.clips))
-    loss_shares = loss_weights / np.sum(loss_weights)
+    shares_of_groups = share_weights / np.sum(share_weights)
     with np.errstate(divide="ignore"):  # `attained_sensitivity` refuses the infinite size of a share of 0
         return with_stds(
-            trees, np.sqrt(np.divide(worst_norms, loss_shares, out=np.zeros(4), where=worst_norms > 0.0)) / clip
+            trees,
+            np.sqrt(np.divide(worst_norms, shares_of_groups, out=np.zeros(4), where=worst_norms > 0.0)) / clip,
         )
 
 
@@ -388,8 +389,10 @@ class AlignedDifferences(DifferenceTrees):
         variances are for fresh vectors of variance 1.
         """
         self.check_workload(workload)
-        # Per unit of squared weight of a node: node_variance of n, past_variance of c, and their covariance.
-        # overlaps[p-1] is the sum of products of a common node's weights in n and in c.
+        # n and c are weighted sums of noises of nodes.  Their variances and covariance are node_variance,
+        # past_variance and covariance times sums over nodes: of squared weights in prefix p (row_norms[p-1]), of
+        # squared weights in a whole epoch (row_norms[-1], decayed by p rounds), and of products of both weights
+        # (overlaps[p-1]).
         rounds_per_epoch, decay, retention = self.rounds_per_epoch, self.decay, 1.0 - self.mixing
         row_norms = nodes.row_squared_norms(rounds_per_epoch, decay)
         positions = np.arange(1, rounds_per_epoch + 1)

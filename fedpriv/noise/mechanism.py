@@ -55,7 +55,7 @@ class Columns(NamedTuple):
 def clip_multipliers(columns: Columns, workload: Workload) -> Floats:
     """Compute factors D_t of the clips that leave the sensitivity unchanged, (T,).
 
-    With a clip of S_t · D_t in every round t in place of S_t, every record costs as much as the worst record costs
+    With a clip of S_t · D_t in every round t in place of S_t, every record moves C s by as much as the sensitivity
     without factors.
 
     Args:
@@ -78,7 +78,7 @@ def column_scale(squared_norms: Floats, workload: Workload) -> Floats:
     Every column of C diag(D), times its clip, is as long as the longest column of C, times its clip.  Every D_t is
     at least 1.
 
-    Guarantee: the worst record costs what it cost without D, whatever the clips are.
+    Guarantee: the sensitivity is what it was without D, whatever the clips are.
 
     Args:
         squared_norms: Squared column norms of C, (T,).
@@ -217,7 +217,10 @@ class Sensitivity(NamedTuple):
     value: float
     """Distance in the unit of the clips, relative to fresh vectors of standard deviation 1."""
     exact: bool
-    """Whether the distance is attained, so that `value` is not only an upper bound."""
+    """Whether a record attains the distance, or in phases would attain it in a round that reads none.
+
+    Otherwise `value` is an upper bound.
+    """
     reason: str
     """Description of the way in which `value` was computed, for reports."""
 

@@ -2,8 +2,8 @@
 
 A mechanism adds noise B z to running sums A s, where s are the sums of a round's clipped contributions and
 z are fresh vectors of noise.  With A = B C, its sensitivity is the largest distance by which one record moves C s.
-Its certificate is its statement of the sensitivity.  The certificate of a user's mechanism is not believed but
-checked, with B measured on unit vectors (`check_mechanism_claims`).
+Its certificate is its statement of the sensitivity.  The certificate of a user's mechanism for all rounds of a
+run is checked before the run, with B measured on unit vectors (`check_mechanism_claims`).
 """
 
 import dataclasses
@@ -299,7 +299,7 @@ def make_mechanism(name: str, workload: Workload, options: MechanismOptions) -> 
     if (kind := lookup_mechanism_class(name)) is None or kind in _ALGORITHM_MECHANISMS:
         raise InputError(
             f"mechanism = {name!r}: {'it belongs to one algorithm; ' if kind else ''}accepted are "
-            f"{', '.join(repr(kind.name) for kind in SELECTABLE_MECHANISMS)}"
+            f"{', '.join(repr(kind.name) for kind in (*SELECTABLE_MECHANISMS, *USER_MECHANISMS.values()))}"
         )
     roots = options.model_fields_set & BufferedOptions.model_fields.keys()
     if roots and not issubclass(kind, BufferedToeplitz):
@@ -318,7 +318,7 @@ def mechanism_from_data(data: Mapping[str, Any]) -> Mechanism:
     Raises:
         InputError: No mechanism has this name, or the class refuses a number.
         TypeError: The mechanism has other fields.
-        KeyError: There is no "name".
+        KeyError: There is no "name", or "phase-ends" has no "phases" with "lengths".
     """
     settings = dict(data)
     name = settings.pop("name")

@@ -185,6 +185,8 @@ def farthest_pattern(weights: Floats, pattern: MinSeparation) -> tuple[float, bo
             tail[:rounds] = np.maximum.accumulate(totals[::-1])[::-1]
         return np.asarray(totals)
 
+    # A branch has its last fixed round, and of the rounds fixed before: their sum `value`, `cross`, and the number
+    # of rounds that S may still have.
     tie_breaker, best_value = count(), 0.0  # the heap orders equal bounds by a number, since arrays have no order
     queue = list[tuple[float, int, int, float, Floats, int]]()
     start, value, cross, rounds_left = 0, 0.0, np.zeros(rounds), pattern.max_rounds_per_record

@@ -240,6 +240,8 @@ class BandedSquareRoot(_Banded):
 class RoundedBanded(BandedSquareRoot):
     """Banded square root whose C has the coefficients `multiples` / 2^31.
 
+    Ledgers store it like a `BandedSquareRoot`, whose `integer` returns it again.
+
     Guarantee: rounding keeps the coefficients ≥ 0 and never increasing, so the worst record is charged as exactly
     as without rounding.
     """

@@ -267,7 +267,9 @@ def used_ends(rounds: int, rounds_per_epoch: int, level: int, earliest: int = 1)
         return np.empty(0, np.int64)
     ends = np.arange(length, rounds + 1, length)
     starts = ends - length + 1
-    # The parent of a left child ends 2^level rounds after it, and that of a right child begins as much before it.
+    # Windows contain the node if u is from its end to N - 1 rounds after its start.  The parent of a left child
+    # ends 2^level rounds after it, and that of a right child begins as much before it.  So u comes before the end
+    # of the left child's parent, or the window begins after the start of the right child's.
     is_left_child = (ends >> level) % 2 == 1
     last_windows = np.minimum(
         np.where(is_left_child, ends + length - 1, rounds), np.minimum(starts + rounds_per_epoch - 1, rounds)
@@ -524,7 +526,7 @@ class IntegerTree(IntegerStrategy):
                 bound += scale_bound(node_bounds.pop(), self._decays[level])
             node_bounds.append(bound)
             max_bound = max(max_bound, bound)
-        # Every integer on the way is at most the node that it ends in.
+        # No integer on the way has a larger bound than the node that it ends in.
         return IntegerBounds(max_bound, max_bound)
 
     def step(self, state: IntState, t: int, sums: Ints) -> tuple[Ints, IntState]:

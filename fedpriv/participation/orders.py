@@ -6,7 +6,7 @@ a record's clipped contribution to a round's sum.
 | class | order |
 |---|---|
 | `FixedOrder` | batches one after the other, in the same order in every epoch |
-| `FreshOrder` | batches one after the other, in a public permutation of every epoch's own |
+| `FreshOrder` | batches one after the other, in every epoch in a new public permutation |
 | `MinSeparation` | any rounds that keep a distance, for accounting |
 | `Phases` | one pass in phases, each of which ends with a round that reads nothing |
 
@@ -158,8 +158,9 @@ class ParticipationKeys:
         for key in ("min_separation", "max_participations"):
             if (value := getattr(self, key)) is not None:
                 raise InputError(
-                    f"federation.{key} = {value}: it is for clients that come by themselves; with sampling = "
-                    f'"{name}" leave it out, or set sampling = "available"'
+                    f"federation.{key} = {value}: it is for clients that come by themselves, and for a "
+                    f'participation of your own; with sampling = "{name}" leave it out, or set sampling = '
+                    '"available"'
                 )
 
     def refuse_groups(self, name: str) -> None:
@@ -357,9 +358,10 @@ class Participation(Protocol):
         ...
 
     def distance(self, sums: ReleasedSums) -> float:
-        """Return the distance whose `ReleasedSums.displacement` is the unit of the noise's standard deviation.
+        """Return the distance by which noise is sized, an argument of `ReleasedSums.displacement`.
 
-        It is the distance of the whole stream for public rounds, and of a single round for secret ones.
+        A record moves the whole stream by at most this distance for public rounds, and the releases through any
+        single one of its rounds for secret ones.
 
         Raises:
             InputError: There is no such distance for these sums.
@@ -387,7 +389,8 @@ class Participation(Protocol):
     def calibrated_mu(self, sums: ReleasedSums, mu: float, delta: float) -> float:
         """Return about the largest μ' whose noise has at most the ε of μ-GDP at δ.
 
-        The noise of μ' has standard deviation `sums.displacement(distance(sums))` / μ'.
+        The noise of μ' has standard deviation `sums.displacement(distance(sums))` / μ'.  Secret participations
+        return 10 at most.
 
         Args:
             sums: Running sums that are released.

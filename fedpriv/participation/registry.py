@@ -112,11 +112,11 @@ class DrawnOrder(PublicRounds, MinSeparation):
     def select_rows(
         self, t: int, batch: int, silo: int, randomness: Callable[[], SamplingRandomness]
     ) -> NDArray[np.int64]:
-        """Return the numbers of the rows that `rounds_of` draws for round t, in ascending order.
+        """Return the numbers of the rows that `rounds_of` draws for round t, (B,), in ascending order.
 
-        `rounds_of` gives the rounds of every row of the silo, (rows, n), filled up with 0 for no round.  It is a
-        user's method, so that its rounds are checked: at most `max_rounds_per_record` for a row, `min_separation`
-        or more apart, as is charged.
+        `rounds_of` gives the rounds of every row of the silo, (rows, n), filled up with 0 for no round.  Since
+        `rounds_of` is a user's method, these rounds are checked: at most `max_rounds_per_record` for a row,
+        `min_separation` or more apart, as is charged.
 
         Args:
             t: Round, from 1.
@@ -278,6 +278,7 @@ USER_PARTICIPATIONS: dict[str, type[Participation]] = {}
 _FIXED_MEMBERS = (
     *("guarantee", "distance", "public_order", "guarantee_for_mu", "calibrated_mu", "secret"),
     *("allowed_dependence", "max_rounds_per_record", "single_pass", "truncate", "select_rows"),
+    *("expected_batches", "max_batches", "batches_per_silo"),
 )
 _IMPORT_HINT = "; for one of your own, name the file that adds it in FEDPRIV_IMPORT"
 

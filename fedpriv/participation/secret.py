@@ -106,8 +106,9 @@ class SecretOrder(PlainDataclass):
     def capacity(self, batch: int) -> Capacity:
         """Return the capacity of a round, which the round exceeds with probability 2^-40 at most.
 
-        The capacity is a number of rows, with a bound of that probability.  A round on integers fills up to this
-        number with dummy records, so that its duration does not reveal how many records were drawn.
+        The capacity is a number of rows, and a bound of the probability that a round draws more.  A round on
+        integers that sums records one by one, or as outer products, fills up to this number with dummy records, so
+        that its duration reveals less of how many records were drawn.
 
         Args:
             batch: Expected number of records of a round.
@@ -143,10 +144,11 @@ class SecretOrder(PlainDataclass):
         raise NotImplementedError
 
     def guarantee_for_noise(self, multiplier: float, relation: Relation) -> Sampled:
-        """Return the guarantee for noise of standard deviation `multiplier` times the clip.
+        """Return the guarantee for independent noise of this multiplier in every round.
 
         Args:
-            multiplier: Noise multiplier, above 0.
+            multiplier: Standard deviation of the noise, over the largest distance by which a record moves the
+                releases through one of its rounds under zero-out, such as its clip, above 0.
             relation: Neighbouring relation.
 
         Raises:
@@ -177,7 +179,7 @@ class SecretOrder(PlainDataclass):
         return self.guarantee_for_noise((1.0 - 1e-12) * RELATION_FACTOR[relation] / mu, relation)
 
     def distance(self, sums: ReleasedSums) -> float:
-        """Return the distance, for `ReleasedSums.displacement`, of one round of a record.
+        """Return the largest distance by which a record moves the releases through one of its rounds.
 
         The distance is divided by 2 under replace-one, since the accounting has this factor already.
 
@@ -187,7 +189,9 @@ class SecretOrder(PlainDataclass):
         return sums.block_displacement(self.groups) / RELATION_FACTOR[sums.relation]
 
     def calibrated_mu(self, sums: ReleasedSums, mu: float, delta: float) -> float:
-        """Return an inverse noise multiplier that gives at δ at most the ε of μ-GDP, rounded down.
+        """Return an inverse noise multiplier, 10 or less, that gives at most the ε of μ-GDP at δ.
+
+        The multiplier is rounded up.
 
         Args:
             sums: Running sums that are released.
@@ -351,8 +355,8 @@ class BalancedSubsampling(RandomAllocation):
         count, base = self.batches_per_silo * batch, self.rounds // self.groups - self.epochs
         drawn_rounds, sampling_randomness = np.empty((self.epochs, count), np.int64), randomness()
         # Draws depend on the row and not on t, so that each round finds the same sets.  Rounds of a group count
-        # from 0.  Draw i is one of the first base + i + 1, and a repeated one is replaced
-        # by the last of these, which earlier draws could not reach.
+        # from 0.  Draw i is one of the first base + i + 1, and a repeated one is replaced by the last of these,
+        # which earlier draws could not reach.
         for draw in range(self.epochs):
             candidates = sampling_randomness.numbers(count, base + draw + 1, silo, draw)
             drawn_rounds[draw] = np.where((drawn_rounds[:draw] == candidates).any(0), base + draw, candidates)

@@ -23,10 +23,12 @@ from fedpriv.noise.mechanism import Mechanism, MechanismState, Sensitivity
 from fedpriv.noise.registry import (
     MECHANISMS,
     USER_MECHANISMS,
+    MechanismOptions,
     add_mechanism,
     check_mechanism_claims,
     check_readable,
     lookup_mechanism_class,
+    make_mechanism,
     mechanism_from_data,
 )
 from fedpriv.noise.series import Workload
@@ -92,6 +94,11 @@ def test_unknown_mechanism_name_is_refused_with_the_list_of_known_names() -> Non
         cell_of()
     with pytest.raises(InputError, match=r"ledger: mechanism 'echo' is none of independent, .* FEDPRIV_IMPORT"):
         mechanism_from_data(Echo().as_data())
+
+
+def test_added_mechanisms_are_among_those_that_a_refusal_lists() -> None:
+    with pytest.raises(InputError, match=r"'nothing': accepted are 'independent', .*, 'blt', 'echo'"):
+        make_mechanism("nothing", workload_of(8), MechanismOptions())
 
 
 def test_a_mechanism_that_is_added_outdates_what_is_cached_from_the_tables() -> None:

@@ -76,6 +76,7 @@ REFUSED: list[tuple[Any, ...]] = [
     ("has a 'max_rounds_per_record' of its own", add_participation, named("cheap", max_rounds_per_record=1)),
     ("has a 'select_rows' of its own", add_participation, named("own", select_rows=lambda *_: [])),
     ("has a 'secret' of its own", add_participation, named("hidden", secret=True)),
+    ("has a 'max_batches' of its own", add_participation, named("small", max_batches=lambda self, t: 0)),
     ("no whole number of epochs", BalancedSubsampling, 10, 4),
     *(
         (line, kind, *numbers)

@@ -249,7 +249,7 @@ def fit_roots(loss: RootLoss, count: int, last_free: bool, around: series.Roots)
         loss: log J as a function of the roots.
         count: Number m of pairs (θ_i, φ_i).
         last_free: Whether φ_m is fitted, else φ_m = 0.
-        around: Single root of the second start, the λ of `fit_lambda`, as a tuple of one.
+        around: θ_1 of the second start, the λ of `fit_lambda`, as a tuple of one.
     """
     from scipy.optimize import OptimizeResult, minimize
 

@@ -205,7 +205,7 @@ class _ChunkWorkspace(threading.local):
         self.retries = np.empty(_CHUNK, np.int64)
 
 
-_DESK = _ChunkWorkspace()
+_WORKSPACE = _ChunkWorkspace()
 
 
 def _set_counters(counters: UnsignedInts, places: Ints, first: int) -> None:
@@ -307,7 +307,8 @@ class KeyedDiscreteGaussian:
         table, out, attempt = make_alias_table(sigma), np.empty(size, np.int64), 0
         loops = compiled_or(set_counters, _set_counters, size), compiled_or(attempt_values, _attempt_values, size)
         waiting_places = self._attempt(loops, table, None, (node, attempt), out)
-        # Exact decisions, and further attempts at refused places.
+        # A waiting place was refused, or is undecided and stands as ~place.  Undecided ones are decided exactly,
+        # and refused ones get another attempt.
         while len(waiting_places):
             refused = [
                 place
@@ -347,13 +348,13 @@ class KeyedDiscreteGaussian:
         Returns:
             Index of each value whose attempt is refused, and ~index of each one that only integers can decide.
         """
-        workspace, first_block, retries_by_chunk = _DESK, _first_block(*stream), [np.empty(0, np.int64)]
+        workspace, first_block, retries_by_chunk = _WORKSPACE, _first_block(*stream), [np.empty(0, np.int64)]
         (fill_counters, attempt_chunk), columns = loops, (table.high, table.alias, table.low_bits, table.quotient)
         workspace.counters[: 2 * len(values), 0] = self._stream
         for start in range(0, len(values), _CHUNK):
             chunk = values[start : start + _CHUNK]
             count = len(chunk)
-            # Without places, a row of places that begins at `start`.
+            # Without `places`, the places 0 … count - 1, whose blocks are shifted by 2 · start.
             chunk_places, offset = (
                 (workspace.row[:count], 2 * start) if places is None else (places[start : start + count], 0)
             )

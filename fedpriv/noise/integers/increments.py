@@ -164,7 +164,9 @@ def squared_norms(rows: Floats) -> Floats:
 
 
 def row_scales(norms: Floats, exponent: NDArray[np.int32], norm: int, factor: float) -> Floats:
-    """Compute the factor of each shrunk row: `factor` · 2^e, or less for norms of at most K (1 - 2^-30).
+    """Compute the factor of each shrunk row, with which its norm is at most K (1 - 2^-30).
+
+    This factor is `factor` · 2^e, or less if the norm would be larger.
 
     Args:
         norms: Norms of the shrunk rows, (b,).

@@ -1,8 +1,8 @@
 """Lattice, norms and noise of an exact run, fitted to each other before round 1.
 
 An exact run adds integer noise to sums of integers, in multiples of a lattice's unit.  `fit_lattice` finds a
-fine lattice on which no integer of the run can overflow, with the noise for the run's μ (Gaussian differential
-privacy).
+fine lattice on which sums with up to 14 σ of noise fit into their words, and the noise for the run's μ (Gaussian
+differential privacy).
 
 An increment is a record's clipped contribution to a round, and a word is the integer of w bits in which a sum
 travels.  s are the sums of increments, and C s the sums that are released with noise.  K is the largest norm of
@@ -108,8 +108,9 @@ class ExactPlan:
     def with_budgets(self, mus: Sequence[float]) -> "ExactPlan":
         """Return a plan on the same lattice with noise of a separate budget `mus[i]` at each party i.
 
-        Guarantee: none of `mus` is below the μ that the lattice was fitted to, so no word can overflow: with less
-        noise all bounds still hold.  With a `party_count` of 1 each party's claim is of its own noise alone.
+        Guarantee: none of `mus` is below the μ that the lattice was fitted to, so that all bounds of `fit_lattice`
+        still hold, with as much noise or less.  With a `party_count` of 1 each party's claim is of its own noise
+        alone.
 
         Args:
             mus: μ of each party, (parties,).
@@ -185,10 +186,10 @@ def claim_for_noise(
 
 
 def fit_lattice(run: ExactRunInputs) -> ExactPlan:
-    """Fit the finest lattice, at most 2^37 units a clip, on which no integer can overflow its word.
+    """Fit the finest lattice, at most 2^37 units a clip, on which all integers have room in their words.
 
-    The search starts with 2^36 to 2^37 units in the largest clip and makes the lattice coarser until all bounds
-    hold.
+    The search starts with 2^36 to 2^37 units in the largest clip and makes the lattice coarser until the bounds
+    below hold.
 
     Guarantee: |(C s)_t| and every integer on the way to it stay below 2^61, and so do sums with 16 σ of noise.  In
     words of w < 64 bits sums with 14 σ of noise stay below 2^(w-1).  These bounds are computed in integers, and

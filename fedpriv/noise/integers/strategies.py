@@ -61,7 +61,7 @@ class Lattice:
     def factor(self, batches: int = 1) -> float:
         """Units per unit of an increment, in a round whose sum is divided by this many batches.
 
-        The clip to which K belongs is divided by the same number.
+        K is that of the increment's clip, divided by the same number.
         """
         return math.ldexp(1.0 / batches, -self.exponent)
 
