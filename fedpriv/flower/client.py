@@ -156,7 +156,7 @@ class PrivateClient:
             RunError,
         )
         with limit_to_one_thread():  # the order of sums must not depend on the cores
-            return self._answer_by_silo(content, terms, cell, number, records() if callable(records) else records)
+            return self._answer_by_silo(content, terms, cell, number, records)
 
     def _answer_by_guard(
         self, socket: Path, content: RecordDict, terms: Terms, cell: Cell, number: int
@@ -192,7 +192,12 @@ class PrivateClient:
         return add_bytes(roster_content(number), "public", public.tobytes())
 
     def _answer_by_silo(
-        self, content: RecordDict, terms: Terms, cell: Cell, number: int, records: AppRecords
+        self,
+        content: RecordDict,
+        terms: Terms,
+        cell: Cell,
+        number: int,
+        records: AppRecords | Callable[[], AppRecords],
     ) -> RecordDict:
         """Answer as silo `number` in this process, without a guard.
 
@@ -314,30 +319,26 @@ def normalize_loss(loss: Any) -> LossArgument:
     return {"name": "cross-entropy", "label_smoothing": layer.label_smoothing}
 
 
-def _read_records(records: AppRecords, count: int) -> Arrays:
+def _read_records(records: AppRecords | Callable[[], AppRecords], count: int) -> Arrays:
     """Read the features and labels of the first `count` records, the number that the scenario needs.
 
     Raises:
-        RunError: The records are a DataLoader with a RandomSampler (`shuffle=True`), cannot be read, or are fewer
-            than `count`.
+        RunError: The records cannot be loaded or read, are a DataLoader with a RandomSampler (`shuffle=True`), or
+            are fewer than `count`.
     """
-    refuse(
-        {
-            "records: a DataLoader that shuffles; every record has its rounds, so give shuffle=False": (
-                isinstance(records, DataLoader) and isinstance(records.sampler, RandomSampler)
-            )
-        },
-        RunError,
-    )
-    try:
-        features, labels = to_record_arrays(records, "records")
+    try:  # the error of a function that loads records may quote them, and stays at this node
+        source = records() if callable(records) else records
+        features, labels = to_record_arrays(source, "records")
     except Exception as error:
         raise RunError("its records cannot be read, and its own log says why") from error
     refuse(
         {
+            "records: a DataLoader that shuffles; every record has its rounds, so give shuffle=False": (
+                isinstance(source, DataLoader) and isinstance(source.sampler, RandomSampler)
+            ),
             f"records: the scenario reads {count} of them, and there are fewer": (
                 len(labels) < count or len(features) < count
-            )
+            ),
         },
         RunError,
     )
