@@ -200,7 +200,7 @@ class ServerAggregator:
         if not is_finite(total):
             bad_silos = ", ".join(str(silo) for silo, message in enumerate(messages) if not is_finite(message))
             raise RunError(
-                f"silo {bad_silos}, round {t}: the release has values that are not finite, or too large to add"
+                f"silo {bad_silos or '0, 1, …'}, round {t}: the release has values that are not finite, or too large to add"
             )
         noisy, state = self._steps.add_noise(self._load_state(), t, total, SERVER, query)
         noisy = noisy.to(self._plan.stored_dtype)  # as the journal stores it, for `repeat_release`
