@@ -298,7 +298,8 @@ def fresh_folder(folder: Path) -> Iterator[Path]:
     refuse(
         {
             f"{path}: is no file of a service, and its folder would be replaced; move it away": (
-                path.stem not in _OWN_STEMS
+                # The draft of NAME is .NAME.PID (`write_bytes`), and a killed service may leave it.
+                (path.stem if path.name[0] != "." else path.name.split(".")[1]) not in _OWN_STEMS
             )
             for path in (folder.iterdir() if folder.is_dir() else ())
         }
