@@ -82,10 +82,10 @@ Arrays = tuple[NDArray[Any], NDArray[Any]]
 class PrivateClient:
     """Silo in an app's run.
 
-    Guarantee: without a guard and a seed, a silo of an untrusted server, or one that masks, adds its noise here,
-    from a key of the operating system that stays in the node's Context until this silo answers the last planned
-    round.  Rounds are answered in order, each once, for one scenario and for the same records in the same order.
-    Every other message for a round is refused.  Without a guard, whoever ships the app can replace this class, and
+    Guarantee: in a run with noise, without a guard and a seed, a silo of an untrusted server, or one that masks,
+    adds its noise here, from a key of the operating system that stays in the node's Context until this silo
+    answers the last planned round.  Rounds are answered in order, each once, for one scenario and for the same
+    records in the same order.  Every other message for a round is refused.  Without a guard, whoever ships the app can replace this class, and
     nothing counts what several runs cost together.
     """
 
@@ -141,7 +141,7 @@ class PrivateClient:
             FedprivError: The message is another strategy's, the scenario, the configuration, the model or the
                 records cannot be used, the strategy has a seed although this is a SuperNode or has a guard, the
                 query is refused, or the guard refuses or does not answer.
-            ValueError: The message has terms, and no round or a scenario that is no JSON text.
+            ValueError: The message has terms, and no round, a scenario that is no JSON text, or malformed keys.
         """
         terms = read_message_terms(content)
         cell = resolve_cell(json.loads(terms.cell_json), "the server's scenario")
@@ -165,7 +165,7 @@ class PrivateClient:
 
         Round 0 checks that the guard's model has the shapes of the app's arrays and that the guard would admit the
         run, and answers with the silo's number and its public key, or b"" without masks.  Later rounds send the
-        query, which the message's arrays hold, and answer with the guard's release.
+        query, which the message's arrays hold, and answer with the guard's release, masked if the run has masks.
 
         Raises:
             RunError: The guard refuses or does not answer, or the strategy has a seed.

@@ -379,8 +379,8 @@ class SiloGuard:
     """Access to the guard of the silo at which this app runs, for one run.
 
     Guarantee: nothing in this object is trusted.  Whatever an app does with this object, or with the socket in its
-    place, the app gets of the silo's records only what the guard releases, within the policy's budget over the
-    shard's lifetime.
+    place, the app gets of the silo's records only what the guard releases by its policy, whose budget holds over
+    the lifetime of the silo's ledger.
     """
 
     socket: Path

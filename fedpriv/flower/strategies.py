@@ -264,8 +264,8 @@ class PrivateStrategy(FedAvg):
                 with 0 and `initial_arrays`, or None.
 
         Returns:
-            Flower's result, with the model and the metrics.  Its training metrics are the ε so far, after at most
-            20 rounds that are spread evenly.
+            Flower's result, with the model and the metrics.  Its training metrics are δ and the ε so far, after at
+            most 20 rounds that are spread evenly, or none without noise.
 
         Raises:
             InputError: The strategy was started before, or the arrays, the number of rounds, the terms or
@@ -345,7 +345,7 @@ class PrivateStrategy(FedAvg):
             server_round: Number of the round, from 1.
             arrays: Model, which is not sent.
             config: Further keys of the messages.
-            grid: Flower's connection to the silos' nodes.
+            grid: Not used.  The nodes are those that agreed in round 0.
 
         Raises:
             InputError: The strategy has not been started.
