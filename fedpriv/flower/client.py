@@ -82,11 +82,11 @@ Arrays = tuple[NDArray[Any], NDArray[Any]]
 class PrivateClient:
     """Silo in an app's run.
 
-    Guarantee: in a run with noise, without a guard and a seed, a silo of an untrusted server, or one that masks,
-    adds its noise here, from a key of the operating system that stays in the node's Context until this silo
-    answers the last planned round.  Rounds are answered in order, each once, for one scenario and for the same
-    records in the same order.  Every other message for a round is refused.  Without a guard, whoever ships the app can replace this class, and
-    nothing counts what several runs cost together.
+    Guarantee: in a run with noise, without a guard and a seed, a silo of an untrusted server, or one that
+    masks, adds its noise here, from a key of the operating system that stays in the node's Context until this
+    silo answers the last planned round.  Rounds are answered in order, each once, for one scenario and for the
+    same records in the same order.  Every other message for a round is refused.  Without a guard, whoever
+    ships the app can replace this class, and nothing counts what several runs cost together.
     """
 
     def __init__(self, context: Context, module: nn.Module, loss: Any = None) -> None:
