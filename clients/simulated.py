@@ -52,6 +52,7 @@ class SimulatedFederation:
     cell: Cell
     plan: Plan
     silo_rows: list[Tensor]
+    """Row indices of each silo's records in the training part of the data set."""
     noise: KeyedNormal
 
     @staticmethod

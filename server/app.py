@@ -64,9 +64,9 @@ from fedpriv.server.strategy import (
 
 
 def check_admission(grid: Grid, nodes: Sequence[int], timeout: float, *, require_all: bool = True) -> None:
-    """Check that the silos would admit the run, and that their clocks agree with this process's clock.
+    """Check that the silos would admit the run, and that their clocks are close to this process's clock.
 
-    A refusal is final if asking again does not help.
+    A refusal is final if asking again does not help.  A clock is close if a SuperLink would tolerate its offset.
 
     Args:
         grid: Grid with the silos' nodes.
@@ -155,7 +155,9 @@ class SiloEvaluation:
     def _run_evaluation(
         self, number: int, model: Tensor, grid: Grid, nodes: Sequence[int], timeout: float
     ) -> Tensor:
-        """Send a model to all silos, and return the release, means of scores of their test records.
+        """Send a model to all silos, and return the release, mean scores of their test records.
+
+        The release is (numbers of a score,), or each silo's numbers in a row if each silo's are published.
 
         Args:
             number: Number of the evaluation, from 1.

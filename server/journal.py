@@ -12,9 +12,9 @@ The query chain is the digest of all queries so far.  An entry of released.bin i
 depends on it is sent.  sums-T.bin is wiped when round T + 1 is on the disk.
 
 Guarantee: a resumed server sends the query of the interrupted round again byte for byte, and adds the same noise
-to the same sums, so that nothing is released that an uninterrupted server would not have released.  An entry that
-the disk has damaged is not used.  Whoever reads the key can remove a trusted server's noise: the folder is private
-to the server (mode 0700, files 0600), and a key or a released.bin on which others have permissions is refused.
+to the same sums, so that no sums are released with two noises.  An entry that the disk has damaged is not used.
+Whoever reads the key can remove a trusted server's noise: the folder is private to the server (mode 0700, files
+0600), and a key or a released.bin on which others have permissions is refused.
 """
 
 import bisect

@@ -112,7 +112,7 @@ class JournalEntry(NamedTuple):
     noisy_values: Tensor
     """q~_t, (d,), the silos' vectors in a row if each silo's are published, or integers y_t, flattened."""
     query_chain: bytes = b""
-    """Query chain in integers, else b"" or zeros."""
+    """Query chain if the server adds up integers, else b"" or zeros."""
 
 
 class ServerRelease(NamedTuple):
@@ -200,7 +200,8 @@ class ServerAggregator:
         if not is_finite(total):
             bad_silos = ", ".join(str(silo) for silo, message in enumerate(messages) if not is_finite(message))
             raise RunError(
-                f"silo {bad_silos}, round {t}: the release has values that are not finite, or too large to add"
+                f"silo {bad_silos or '0, 1, …'}, round {t}: the release has values that are not finite, or too "
+                "large to add"
             )
         noisy, state = self._steps.add_noise(self._load_state(), t, total, SERVER, query)
         noisy = noisy.to(self._plan.stored_dtype)  # as the journal stores it, for `repeat_release`
@@ -379,8 +380,8 @@ class ReleaseStrategy:
 
     Guarantee: every query is post-processing of the silos' absences and of one of three sequences: the releases
     that the strategy received (untrusted server), the q~_t with the server's own noise (trusted server), or the
-    sums of masked messages (secure aggregation).  In a run with noise, the sequence keeps what
-    `make_release_streams` claims for each silo's records.  Masked messages are added up all or none.
+    sums of masked messages (secure aggregation).  In a run with noise that no seed decides, the sequence keeps
+    what `make_release_streams` claims for each silo's records.  Masked messages are added up all or none.
     """
 
     def __init__(
@@ -405,8 +406,8 @@ class ReleaseStrategy:
             find_roster: Function that finds the node ids of the silos.
             min_replies: Least number of replies with which a round continues, with a message of increment 0 for
                 each silo that does not reply (`substitute_message`), or None if a missing reply ends the run.
-            absences: Absences of a simulation.  Absent silos are not queried, and count in the same way.
-            checkpoints: Ledger checkpoints of the silos, or None for silos without ledgers.
+            absences: Absences that the scenario sets.  Absent silos are not queried, and count in the same way.
+            checkpoints: Ledger checkpoints of the silos, or None to store and send none.
 
         Raises:
             RunError: The journal is damaged or cannot be read.
@@ -497,7 +498,7 @@ class ReleaseStrategy:
         config: ConfigRecord,
         grid: Grid,
     ) -> Iterable[Message]:
-        """Make one query message for each silo that is not absent in the simulation, in the order of silos.
+        """Make one query message for each silo, in order, but for those that the scenario sets as absent.
 
         Args:
             server_round: Round t.

@@ -82,7 +82,7 @@ class ExactAccountant:
     def get_epsilon(self, delta: float) -> float:
         """Return ε of all releases at `delta`, 0 without a release.
 
-        The result is infinity if ε of Poisson-sampled releases is above 700.
+        An ε of Poisson-sampled releases above 700 is returned as infinity, unless their noise is refused.
 
         Raises:
             InputError: `delta` is not in (0, 1), or the noise is too small for a finite μ.  For Poisson-sampled

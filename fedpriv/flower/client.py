@@ -82,11 +82,11 @@ Arrays = tuple[NDArray[Any], NDArray[Any]]
 class PrivateClient:
     """Silo in an app's run.
 
-    Guarantee: without a guard and a seed, a silo of an untrusted server, or one that masks, adds its noise here,
-    from a key of the operating system that stays in the node's Context until this silo answers the last planned
-    round.  Rounds are answered in order, each once, for one scenario and for the same records in the same order.
-    Every other message for a round is refused.  Without a guard, whoever ships the app can replace this class, and
-    nothing counts what several runs cost together.
+    Guarantee: in a run with noise, without a guard and a seed, a silo of an untrusted server, or one that
+    masks, adds its noise here, from a key of the operating system that stays in the node's Context until this
+    silo answers the last planned round.  Rounds are answered in order, each once, for one scenario and for the
+    same records in the same order.  Every other message for a round is refused.  Without a guard, whoever
+    ships the app can replace this class, and nothing counts what several runs cost together.
     """
 
     def __init__(self, context: Context, module: nn.Module, loss: Any = None) -> None:
@@ -141,7 +141,7 @@ class PrivateClient:
             FedprivError: The message is another strategy's, the scenario, the configuration, the model or the
                 records cannot be used, the strategy has a seed although this is a SuperNode or has a guard, the
                 query is refused, or the guard refuses or does not answer.
-            ValueError: The message has terms, and no round or a scenario that is no JSON text.
+            ValueError: The message has terms, and no round, a scenario that is no JSON text, or malformed keys.
         """
         terms = read_message_terms(content)
         cell = resolve_cell(json.loads(terms.cell_json), "the server's scenario")
@@ -156,7 +156,7 @@ class PrivateClient:
             RunError,
         )
         with limit_to_one_thread():  # the order of sums must not depend on the cores
-            return self._answer_by_silo(content, terms, cell, number, records() if callable(records) else records)
+            return self._answer_by_silo(content, terms, cell, number, records)
 
     def _answer_by_guard(
         self, socket: Path, content: RecordDict, terms: Terms, cell: Cell, number: int
@@ -165,7 +165,7 @@ class PrivateClient:
 
         Round 0 checks that the guard's model has the shapes of the app's arrays and that the guard would admit the
         run, and answers with the silo's number and its public key, or b"" without masks.  Later rounds send the
-        query, which the message's arrays hold, and answer with the guard's release.
+        query, which the message's arrays hold, and answer with the guard's release, masked if the run has masks.
 
         Raises:
             RunError: The guard refuses or does not answer, or the strategy has a seed.
@@ -192,7 +192,12 @@ class PrivateClient:
         return add_bytes(roster_content(number), "public", public.tobytes())
 
     def _answer_by_silo(
-        self, content: RecordDict, terms: Terms, cell: Cell, number: int, records: AppRecords
+        self,
+        content: RecordDict,
+        terms: Terms,
+        cell: Cell,
+        number: int,
+        records: AppRecords | Callable[[], AppRecords],
     ) -> RecordDict:
         """Answer as silo `number` in this process, without a guard.
 
@@ -314,30 +319,26 @@ def normalize_loss(loss: Any) -> LossArgument:
     return {"name": "cross-entropy", "label_smoothing": layer.label_smoothing}
 
 
-def _read_records(records: AppRecords, count: int) -> Arrays:
+def _read_records(records: AppRecords | Callable[[], AppRecords], count: int) -> Arrays:
     """Read the features and labels of the first `count` records, the number that the scenario needs.
 
     Raises:
-        RunError: The records are a DataLoader with a RandomSampler (`shuffle=True`), cannot be read, or are fewer
-            than `count`.
+        RunError: The records cannot be loaded or read, are a DataLoader with a RandomSampler (`shuffle=True`), or
+            are fewer than `count`.
     """
-    refuse(
-        {
-            "records: a DataLoader that shuffles; every record has its rounds, so give shuffle=False": (
-                isinstance(records, DataLoader) and isinstance(records.sampler, RandomSampler)
-            )
-        },
-        RunError,
-    )
-    try:
-        features, labels = to_record_arrays(records, "records")
+    try:  # the error of a function that loads records may quote them, and stays at this node
+        source = records() if callable(records) else records
+        features, labels = to_record_arrays(source, "records")
     except Exception as error:
         raise RunError("its records cannot be read, and its own log says why") from error
     refuse(
         {
+            "records: a DataLoader that shuffles; every record has its rounds, so give shuffle=False": (
+                isinstance(source, DataLoader) and isinstance(source.sampler, RandomSampler)
+            ),
             f"records: the scenario reads {count} of them, and there are fewer": (
                 len(labels) < count or len(features) < count
-            )
+            ),
         },
         RunError,
     )

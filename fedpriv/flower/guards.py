@@ -379,8 +379,8 @@ class SiloGuard:
     """Access to the guard of the silo at which this app runs, for one run.
 
     Guarantee: nothing in this object is trusted.  Whatever an app does with this object, or with the socket in its
-    place, the app gets of the silo's records only what the guard releases, within the policy's budget over the
-    shard's lifetime.
+    place, the app gets of the silo's records only what the guard releases by its policy, whose budget holds over
+    the lifetime of the silo's ledger.
     """
 
     socket: Path
@@ -618,8 +618,8 @@ def guard_of(context: Context, scenario: Path, local_steps: int = 1) -> SiloGuar
 def find_guard(context: Context, silos: int, source: str = "") -> tuple[int, Path | None]:
     """Find a node's silo number, and the socket of its guard, or None without a guard.
 
-    The node's configuration takes precedence over the run's, which comes from the server.  In the path of the
-    socket, {silo} stands for the silo's number.
+    The node's configuration takes precedence over the run's, which comes from the server and may have "" for no
+    guard.  In the path of the socket, {silo} stands for the silo's number.
 
     Args:
         context: Flower's context of the ClientApp.
@@ -641,7 +641,9 @@ def find_guard(context: Context, silos: int, source: str = "") -> tuple[int, Pat
         }
     )
     socket = guard or context.run_config.get("guard")
-    return cast(int, number), Path(socket.replace("{silo}", str(number))) if isinstance(socket, str) else None
+    return cast(int, number), (
+        Path(socket.replace("{silo}", str(number))) if isinstance(socket, str) and socket else None
+    )
 
 
 def unwrap_answer(answer: Answer | Refusal) -> Answer:

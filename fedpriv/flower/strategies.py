@@ -125,9 +125,9 @@ class PrivateStrategy(FedAvg):
     Guarantee: models and queries of a run of `start` are post-processing of releases that keep `claim`, and of
     which silos answered, if the server is as the trust setting says, the clients answer with `PrivateClient`, and
     no `seed` is given.  Metrics that clients send with `fraction_evaluate` above 0 are no part of the claim.  The
-    claim is that of one run, and a strategy has one run.  A round with fewer answers than planned ends the run,
-    unless the scenario says `deployment.missing = "continue"` and enough silos answer: then a silo that does not
-    answer counts as one whose increment is zero.  The weights of silos never change, and nothing is averaged over
+    claim is that of one run, and a strategy has one run.  A silo that fails or refuses ends the run.  So does one
+    that does not answer, unless the scenario says `deployment.missing = "continue"` and enough silos answer: then
+    it counts as a silo whose increment is zero.  The weights of silos never change, and nothing is averaged over
     fewer answers.
     """
 
@@ -154,7 +154,7 @@ class PrivateStrategy(FedAvg):
         """Fix the terms of the run, from keywords or from a scenario file.
 
         Args:
-            row: Row of the table of algorithms, such as "dp-mu2-fl", or None for a subclass that has its row.
+            row: Row of the table of algorithms, such as "dp-mu2-fl", or None for that of the subclass or scenario.
             scenario: Scenario file instead of keywords.  Records are the app's own, not those of its [data].
             seed: Seed of a simulation, whose noise can be computed again from it and protects no record.  Without
                 a seed, noise comes from the operating system.
@@ -264,8 +264,8 @@ class PrivateStrategy(FedAvg):
                 with 0 and `initial_arrays`, or None.
 
         Returns:
-            Flower's result, with the model and the metrics.  Its training metrics are the ε so far, after at most
-            20 rounds that are spread evenly.
+            Flower's result, with the model and the metrics.  Its training metrics are δ and the ε so far, after at
+            most 20 rounds that are spread evenly, or none without noise.
 
         Raises:
             InputError: The strategy was started before, or the arrays, the number of rounds, the terms or
@@ -345,7 +345,7 @@ class PrivateStrategy(FedAvg):
             server_round: Number of the round, from 1.
             arrays: Model, which is not sent.
             config: Further keys of the messages.
-            grid: Flower's connection to the silos' nodes.
+            grid: Not used.  The nodes are those that agreed in round 0.
 
         Raises:
             InputError: The strategy has not been started.

@@ -27,9 +27,9 @@ def test_message_sessions_without_recent_activity_are_dropped(monkeypatch: pytes
     monkeypatch.setattr(front.time, "monotonic", clock.monotonic)
     before._sessions["s"] = MessageSession(7, {"a"}, {1}, b"", "r", "q", last_activity=clock.now)
     before._sessions["t"] = MessageSession(1, {"a"}, {7}, last_activity=clock.now)
-    assert {session.query_id for session in before._unfinished_queries()} == {"q", ""}
+    assert {session.query_id for session in before._unfinished_sessions()} == {"q", ""}
     clock.now += 181.0
-    assert before._unfinished_queries() == []
+    assert before._unfinished_sessions() == []
     assert not before._sessions
 
 

@@ -98,6 +98,14 @@ def test_service_files_lie_beside_the_socket_or_in_the_state_folder(
 
 
 @pytest.mark.slow
+def test_drafts_of_a_killed_service_do_not_stop_its_next_start(tmp_path: Path) -> None:
+    """Was: "is no file of a service", after a kill while the key or the secret was written."""
+    for name in (".server.key.71", ".superexec.secret.71"):
+        (tmp_path / name).touch()
+    with fresh_folder(tmp_path) as folder:
+        assert not list(folder.iterdir())
+
+
 def test_a_second_superlink_is_refused_and_the_first_runs_on_without_temporary_files(
     tmp_path: Path,
 ) -> None:

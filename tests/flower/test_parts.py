@@ -10,7 +10,7 @@ from flwr.app import Context, RecordDict
 
 from fedpriv.core.errors import InputError, RunError
 from fedpriv.flower import guard_of
-from fedpriv.flower.guards import ModelLayout, SiloGuard, read_app_cell
+from fedpriv.flower.guards import ModelLayout, SiloGuard, find_guard, read_app_cell
 from fedpriv.loss.imported import parameter_shapes
 from fedpriv.plan.task import load_task
 from fedpriv.scenario.load import resolve_cell
@@ -109,6 +109,12 @@ def test_the_guard_in_the_node_configuration_overrides_that_of_the_run_configura
     del context.node_config["guard"]
     simulated = guard_of(context, SCENARIO, 3)
     assert (simulated.socket, simulated.run, simulated.examples) == (Path("/other-1.sock"), "7", 300)
+
+
+def test_an_empty_guard_in_the_run_configuration_is_no_guard() -> None:
+    """Was: the folder `.` was asked as a guard's socket; Flower's keys need a default, and "" is the usual one."""
+    context = Context(7, 1, {"partition-id": 1}, RecordDict(), {"guard": ""})
+    assert find_guard(context, 2) == (1, None)
 
 
 def test_an_app_without_a_running_guard_fails_in_one_line(tmp_path: Path) -> None:

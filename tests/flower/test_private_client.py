@@ -247,6 +247,19 @@ def test_unusable_records_are_refused_in_one_line_that_reveals_no_value(
     assert "12" not in str(raised.value)
 
 
+def test_the_error_of_a_function_that_loads_records_stays_at_the_node(caplog: pytest.LogCaptureFixture) -> None:
+    """Was: the text of an InputError, which can quote a cell of a file, went to the server as the reason."""
+
+    def load() -> Any:
+        raise InputError("table.csv: row 7 has 'HIV' where a number is expected")
+
+    module = network()
+    with pytest.raises(RunError, match="silo 0: its records cannot be read, and its own log says why") as raised:
+        started(train_of(module, [load] * SILOS), module)
+    assert "HIV" not in str(raised.value)
+    assert "HIV" in caplog.text
+
+
 def test_records_that_change_between_rounds_are_refused() -> None:
     """Another order would have a record in more rounds than the noise was calibrated for."""
     module, records = network(), shares()

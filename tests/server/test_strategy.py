@@ -229,6 +229,18 @@ def test_a_trusted_server_adds_noise_once_and_an_untrusted_one_none(small_cell: 
         assert torch.allclose(one, other) == (trust == "untrusted")
 
 
+def test_values_too_large_to_add_name_all_silos_if_each_message_is_finite(small_cell: MakeCell) -> None:
+    """Was: "silo , round 1", where the vectors of silos are published in a row."""
+    cell = small_cell()
+    objective = load_task(cell).objective
+    plan, initial = make_plan(cell, objective), objective.initial()
+    message = torch.zeros_like(initial)
+    message[0] = 0.9 * torch.finfo(initial.dtype).max
+    aggregator = ServerAggregator(plan, initial, bytes(32), publishes_each_silo=True)
+    with pytest.raises(RunError, match=r"silo 0, 1, …, round 1: the release has values that are not finite"):
+        aggregator.make_release([message] * len(plan.weights), 1, initial)
+
+
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_aggregation_in_chunks_equals_aggregation_of_whole_vectors_bit_for_bit(
     dtype: str, small_cell: Callable[..., Cell], monkeypatch: pytest.MonkeyPatch

@@ -362,7 +362,7 @@ def follow_run(
         InputError: The run fails at the server with an InputError, or has stored releases that no run can have.
         RunError: The run fails otherwise, ends without an outcome or is not started within ten minutes, a
             necessary process has ended, the SuperLink refuses a request, or a file of the run is damaged.
-        LostRunError: The SuperLink does not know the run, or its restart ended the run.
+        LostRunError: The SuperLink does not know the run, such as one from before its restart.
         UnreachableError: The SuperLink does not answer for two minutes.
     """
     last_query_time, last_answer_time, start_time = time.monotonic(), time.monotonic(), time.time()

@@ -1,7 +1,7 @@
 """Life of a service: a process that owns the processes it starts, which are its parts.
 
-A part that ends also ends the service, except a SuperNode that lost its SuperLink or was killed, which is started
-again.  A silo's node and an executor write heartbeats to files, on which the service's health depends.
+A part that ends also ends the service, except a SuperNode that `keep_running` starts again.  A silo's node and an
+executor write heartbeats to files, on which the service's health depends.
 """
 
 import json
@@ -54,8 +54,8 @@ class Heartbeat(NamedTuple):
 def write_heartbeat(part: str, error: str = "") -> None:
     """Record that `part` did its work, or the error that prevented it.
 
-    An error keeps the time of the last success, which is now before the first heartbeat.  A process outside a
-    service records nothing.
+    With an error the time of the last success stays, or is the present time if there is no heartbeat yet.  A
+    process outside a service records nothing.
     """
     if (folder := os.environ.get(HEARTBEAT_FOLDER_VARIABLE)) is None:
         return
@@ -84,9 +84,10 @@ def last_beat(folder: Path, part: str, began: float) -> Heartbeat:
 
 
 def why_stalled(folder: Path, part: str, began: float) -> str | None:
-    """Return a message if `part`, started at time `began`, has had no attempt for a minute, or None.
+    """Return the fault of `part`, which was started at time `began`, or None.
 
-    The error of the last trial of a task, if there was one, is returned for a part that is at work.
+    A part without an attempt for a minute is at fault.  Otherwise the error of the last trial of a task is the
+    fault, if there is one.
     """
     idle_seconds = time.monotonic() - max(began, last_beat(folder, part, began).last_attempt)
     fault = f"its {part} has done nothing for {idle_seconds:.0f} s" if idle_seconds > _STALL_SECONDS else ""
@@ -112,7 +113,7 @@ def lost_part_error(service: str, part: str, code: int) -> RunError:
 
 
 class OutageLog:
-    """Log of outages: one line at the start, one a minute with the start time, and one at the end."""
+    """Log of outages: a line at the start, at most one a minute after it, and one at the end."""
 
     def __init__(self, subject: str) -> None:
         self._subject, self._last_report = subject, 0.0
@@ -173,7 +174,7 @@ HealthCheck = Callable[[], str | None]
 def health_socket(path: Path, health: HealthCheck) -> Iterator[None]:
     """Answer {"healthy": true} or {"healthy": false, "why": fault} on a Unix socket of mode 0600.
 
-    A guard answers health checks in the same way.  The socket is removed at the end of the block.
+    A guard's health checks have the same answers.  The socket is removed at the end of the block.
 
     Raises:
         InputError: The socket cannot be made.
@@ -298,7 +299,8 @@ def fresh_folder(folder: Path) -> Iterator[Path]:
     refuse(
         {
             f"{path}: is no file of a service, and its folder would be replaced; move it away": (
-                path.stem not in _OWN_STEMS
+                # The draft of NAME is .NAME.PID (`write_bytes`), and a killed service may leave it.
+                (path.stem if path.name[0] != "." else path.name.split(".")[1]) not in _OWN_STEMS
             )
             for path in (folder.iterdir() if folder.is_dir() else ())
         }

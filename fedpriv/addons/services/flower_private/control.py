@@ -18,7 +18,7 @@ from typing import Any
 import httpx
 from google.protobuf.message import DecodeError
 
-from fedpriv.addons.services.flower_private import FOLLOWED_RUN_HEADER, RESTART_REASON, STATUS_PATH
+from fedpriv.addons.services.flower_private import FOLLOWED_RUN_HEADER, STATUS_PATH
 from fedpriv.addons.services.flower_private.names import LIST_RUNS, START_RUN, STOP_RUN, Route
 from fedpriv.core.errors import RunError, refuse, sanitize_line
 
@@ -161,13 +161,11 @@ class ControlClient:
         """Return the status of a run, and mark the caller as a follower of the run.
 
         Raises:
-            LostRunError: The SuperLink does not know the run, or its restart ended the run.
+            LostRunError: The SuperLink does not know the run, such as one from before its restart.
         """
         request, headers = LIST_RUNS.request_type(run_id=run_id), {FOLLOWED_RUN_HEADER: str(run_id)}
         answer = self._answer(lambda client: ApiClient(client, lambda *_: headers).ask(LIST_RUNS, request))
-        status = RunStatus.from_run(answer.run_dict[run_id])
-        refuse({RESTART_REASON: status.details == RESTART_REASON}, LostRunError)
-        return status
+        return RunStatus.from_run(answer.run_dict[run_id])
 
     def stop_run(self, run_id: int) -> None:
         """Stop a run.

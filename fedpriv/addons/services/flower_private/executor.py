@@ -151,6 +151,17 @@ class Executor:
     """Executor of one Runtime API's tasks, with a process for each task."""
 
     def __init__(self, address: str, folder: Path, parent: int, types: Sequence[str]) -> None:
+        """Set up an executor without tasks.
+
+        Args:
+            address: Address of the Runtime API.
+            folder: Folder with the API's certificate and the executor's secret.
+            parent: Id of the process to which the executor belongs.
+            types: Types of tasks to run.
+
+        Raises:
+            OSError: The certificate or the secret cannot be read.
+        """
         self._address, self._certificate, self._parent, self._types = (
             address,
             folder / AUTHORITY_FILE,

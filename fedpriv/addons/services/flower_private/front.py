@@ -175,7 +175,7 @@ class Front:
         """
 
         def finished_only() -> bytes:
-            unfinished = {session.query_id for session in self._unfinished_queries()}
+            unfinished = {session.query_id for session in self._unfinished_sessions()}
             ids = [query for query in request.message_ids if query not in unfinished]
             return bytes(SERVER_PULL_MESSAGES.request_type(message_ids=ids).SerializeToString())
 
@@ -248,7 +248,7 @@ class Front:
         if len(replies) != 1:
             return await exchange.forward()
         (reply,) = replies
-        sessions = {(session.sender, session.reply_id): session for session in self._unfinished_queries()}
+        sessions = {(session.sender, session.reply_id): session for session in self._unfinished_sessions()}
         if (previous := sessions.get((node, reply.message_id))) is not None:
             # Flower's answer tells whether the sender is this node, in a run that has not ended.
             run_request = GET_RUN.request_type(run_id=reply.run_id, node={"node_id": node}).SerializeToString()
@@ -298,7 +298,7 @@ class Front:
             return Response(PUSH_OBJECT.answer_type(stored=True).SerializeToString(), media_type=MEDIA_TYPE)
         return answer
 
-    def _unfinished_queries(self) -> list[MessageSession]:
+    def _unfinished_sessions(self) -> list[MessageSession]:
         """Drop sessions that Flower has forgotten, and return those of the others whose messages miss objects."""
         oldest = time.monotonic() - _SESSION_SECONDS
         self._sessions = {

@@ -234,7 +234,7 @@ class RunHistory:
             path: File, which need not exist, or None for a history in memory.
 
         Raises:
-            InputError: The file cannot be used, others can read it, or another SuperLink has it locked.
+            InputError: The file cannot be used, others have permissions on it, or another SuperLink has it locked.
         """
         self._path, self._next_poll = path, 0.0
         self._runs: dict[str, dict[str, Any]] = {}
@@ -411,7 +411,7 @@ class FederationSilo:
     clock_ahead: float | None
     """Seconds by which the silo's clock was ahead of the coordinator's, or None if they are not known.
 
-    The travel time of the request is subtracted.
+    The value is smaller than the real one by the travel time of the request.
     """
     refused: str | None
     """Reason why the silo is not let in, or None.
