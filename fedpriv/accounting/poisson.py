@@ -342,9 +342,9 @@ def _cached_group_curve(mechanism: PoissonGaussian, size: int) -> Curve:
 
     Under zero-out the units are removed or added, and under replace-one they are replaced.  For each direction the
     privacy losses of one round become a distribution on a grid of losses, which is composed with itself over all
-    rounds.  Losses beyond ±`MAX_EPSILON` count as that.  If on a coarse grid the bound of δ at the largest ε is
-    still above 1e-3 (`_RoundHockeyStick.is_useless`), the fine grid is spared, and the curve is 1.  For more than
-    1,000 units the curve is that of known rounds.
+    rounds.  The grid ends at most one step beyond ±`MAX_EPSILON`.  If on a coarse grid the bound of δ at the
+    largest ε is still above 1e-3 (`_RoundHockeyStick.is_useless`), the fine grid is spared, and the curve is 1. 
+    For more than 1,000 units the curve is that of known rounds.
     """
     directions: tuple[GroupDirection, ...] = (
         ("replaced",) if mechanism.relation == "replace-one" else ("removed", "added")
@@ -535,7 +535,8 @@ def calibrate(
         relation: Neighbouring relation.
 
     Raises:
-        InputError: The search finds no multiplier up to a million, or an argument is out of its range.
+        InputError: The search finds no multiplier up to a million, or tries one too small for a grid of losses, or
+            an argument is out of its range.
     """
 
     def mechanism(multiplier: float) -> PoissonGaussian:
