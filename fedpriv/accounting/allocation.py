@@ -490,6 +490,7 @@ def removal_and_addition_curves(
     ratios = ratio_distribution(z, bins, ratio_grid(z, bins, resolution.half_size))
     losses = [ratios.removal_losses, ratios.addition_losses]
     if independent.epochs > 1:
+        # The margin of δ counts once for all epochs together, so that more mass of each epoch counts as infinite.
         hidden_mass = _rounding_mass(bins, independent.epochs) - _rounding_mass(bins)
         losses = [
             _compose_epochs(

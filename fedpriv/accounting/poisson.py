@@ -343,7 +343,7 @@ def _cached_group_curve(mechanism: PoissonGaussian, size: int) -> Curve:
     Under zero-out the units are removed or added, and under replace-one they are replaced.  For each direction the
     privacy losses of one round become a distribution on a grid of losses, which is composed with itself over all
     rounds.  The grid ends at most one step beyond ±`MAX_EPSILON`.  If on a coarse grid the bound of δ at the
-    largest ε is still above 1e-3 (`_RoundHockeyStick.is_useless`), the fine grid is spared, and the curve is 1. 
+    largest ε is still above 1e-3 (`_RoundHockeyStick.is_useless`), the fine grid is spared, and the curve is 1.
     For more than 1,000 units the curve is that of known rounds.
     """
     directions: tuple[GroupDirection, ...] = (

@@ -286,7 +286,7 @@ def update_split_running_sum(
             return Increment(torch.zeros_like(state.total), query.new_zeros(query.shape[:-1], dtype=torch.int64))
         return objective.increment(part.query, Batch(records, weights), part.clip)
 
-    # u_t: G_t in the first epoch, and later a mix with u and the change since the epoch before.
+    # u_t: G_t in the first epoch, and later a mix with u_{t-N}, the oldest sum, and the change since that epoch.
     mixed_sum, clipped = increment(gradient)
     if change is not None:
         change_increment = increment(change)
