@@ -58,7 +58,7 @@ class Guarantee(Protocol):
 
     @property
     def leakage(self) -> float:
-        """Number that is larger for the one that protects less of two guarantees with equal `alike`."""
+        """Number that is larger for the guarantee that protects less, of two with equal `alike`."""
         ...
 
     @property

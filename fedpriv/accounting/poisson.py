@@ -116,7 +116,11 @@ class PoissonGaussian(Sampled):
 
     @property
     def curve(self) -> Curve:
-        """Upper bound of δ for every ε ≥ 0."""
+        """Upper bound of δ for every ε ≥ 0.
+
+        Raises:
+            InputError: ε is above 600 at δ = 1e-3, or the noise is too small for a grid of losses.
+        """
         return _cached_curve(self)
 
     @property
@@ -181,6 +185,9 @@ def removal_and_addition_curves(mechanism: PoissonGaussian, step: float | None =
     Args:
         mechanism: Mechanism of the run.
         step: Step of the grid of losses, or None for the default of this number of rounds.
+
+    Raises:
+        InputError: The noise is too small for a grid of losses.
     """
     step = _grid_step(mechanism.rounds) if step is None else step
     return _run_loss_distribution(mechanism, "REMOVE", step).deltas, _run_loss_distribution(
