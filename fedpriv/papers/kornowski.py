@@ -12,7 +12,7 @@ online gradient descent:
 
     z_t = x_{t-1} + s_t Δ_t,   x_t = x_{t-1} + Δ_t            s_t uniform on [0, 1), g~_t the release for z_t
     Δ_{t+1} = Δ_t - η g~_t, projected on the ball of radius D;  Δ_1 = 0
-    output: the mean of z over one window of W rounds, drawn among the windows that are complete
+    output: the mean of z over one complete window of W rounds, drawn among them or the last one
 
 | here | paper | shape |
 |---|---|---|
