@@ -123,10 +123,10 @@ def ratio_grid(multiplier: float, bins: int, half_size: int) -> RatioGrid:
     Args:
         multiplier: Noise multiplier z.
         bins: Number T of rounds.
-        half_size: Even number of points of a row on either side, four times as many for sums that hardly vary.
+        half_size: Even number of points of a row on either side.  Sums that hardly vary get four times as many.
     """
-    # Unless `_MAX_LOG` caps them, Y is above the first number with probability below 1e-16 under P, if the unit
-    # takes part in its round, and no Y is above the second one with probability 1e-16 at most under Q.
+    # Unless `_MAX_LOG` caps them, Y is above `end` with probability below 1e-16 under P, if the unit takes part in
+    # its round, and every Y is below `core` with probability 1e-16 at most under Q.
     end = math.exp(min(_MAX_LOG, (0.5 / multiplier + _END_STDS) / multiplier))
     core = math.exp(
         min(0.0, max(-_MAX_LOG, (float(ndtri(_MIN_MASS ** (1.0 / bins))) - 0.5 / multiplier) / multiplier))
@@ -180,7 +180,7 @@ class RatioDistribution:
     masses: Floats
     """Probabilities of the ratios under Q, (n,)."""
     end: float
-    """Ratio below all that the grid leaves out."""
+    """Lower bound of all ratios that the grid leaves out."""
 
     @property
     def removal_losses(self) -> PrivacyLossDistribution:
@@ -490,6 +490,7 @@ def removal_and_addition_curves(
     ratios = ratio_distribution(z, bins, ratio_grid(z, bins, resolution.half_size))
     losses = [ratios.removal_losses, ratios.addition_losses]
     if independent.epochs > 1:
+        # The margin of δ counts once for all epochs together, so that more mass of each epoch counts as infinite.
         hidden_mass = _rounding_mass(bins, independent.epochs) - _rounding_mass(bins)
         losses = [
             _compose_epochs(

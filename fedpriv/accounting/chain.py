@@ -233,7 +233,7 @@ def _candidate_decays(upper: Floats) -> list[float]:
 class FadingOverlaps:
     """Chains of a unit's epochs, and a variance that all rounds share, in units of clip² / σ².
 
-    Together they bound δ as the overlaps of the unit's rounds do (`find_overlaps`).
+    Together they give an upper bound of δ for the overlaps that they were made from (`find_overlaps`).
     """
 
     epoch_chains: tuple[CovarianceChain, ...]

@@ -382,11 +382,11 @@ def moved_by(
         relation: Neighbouring relation.
         per_record: Weight of a record's increment in its sum.
         sensitivity: l2 distance by which the stream moves if the record's increments move by 1 clip and have
-            weight 1.
+            weight 1, in clips or in the unit of the releases.
         increment_diameter: Largest distance of two increments, in clips, see `factor_of`.
 
     Returns:
-        Distance, in clips.
+        Distance, in the unit of `sensitivity`.
 
     Example:
         >>> moved_by("replace-one", per_record=0.25, sensitivity=2.0)

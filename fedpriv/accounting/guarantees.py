@@ -58,7 +58,7 @@ class Guarantee(Protocol):
 
     @property
     def leakage(self) -> float:
-        """Number that is larger for a guarantee that protects less."""
+        """Number that is larger for the guarantee that protects less, of two with equal `alike`."""
         ...
 
     @property
@@ -86,7 +86,7 @@ class Guarantee(Protocol):
         ...
 
     def conversions(self, delta: float) -> dict[str, float]:
-        """Return all figures that the accounting commands print, by name."""
+        """Return figures at `delta` for the accounting commands, by name."""
         ...
 
     def charge(self, slack: float) -> ApproximateGDP:
@@ -208,7 +208,7 @@ class GaussianDP:
 
 
 class Curved:
-    """Guarantee by a curve of (ε, δ) that no μ describes.  All figures are upper bounds."""
+    """Guarantee by a curve of (ε, δ), without a μ.  All figures are upper bounds."""
 
     if TYPE_CHECKING:  # properties, or fields of dataclasses
 
@@ -327,8 +327,8 @@ def least_noise(
         fine: Function of a multiplier -> a tighter privacy curve.
 
     Raises:
-        InputError: The search finds no multiplier up to a million, ε is not a finite number above 0, or δ is not
-            from 1e-10 to below 1.
+        InputError: The search finds no multiplier up to a million, a curve refuses one that is tried, ε is not a
+            finite number above 0, or δ is not from 1e-10 to below 1.
     """
     check_positive("epsilon", epsilon)
     check_resolvable_delta(delta)

@@ -1,6 +1,7 @@
 """Privacy loss distributions: of one release, of a composition, and the δ that they give.
 
-For distributions P and Q of the releases, the privacy loss is ln dP/dQ, drawn from P.  Its distribution gives
+For distributions P and Q of the releases, the privacy loss is ln dP/dQ, drawn from P.  Its distribution gives the
+hockey stick, the smallest δ at ε for this order of P and Q,
 
     H_ε(P‖Q) = E (1 - e^(ε - loss))+
 
@@ -258,8 +259,8 @@ def min_noise_multiplier(coarse: Callable[[float], float], fine: Callable[[float
         delta: Target δ.
 
     Raises:
-        InputError: A multiplier above `MAX_NOISE_MULTIPLIER` would be the next to try.  The first stage tries
-            powers of 1.5, the last of which is 1.5^34, about 970,740.
+        InputError: `coarse` is above `delta` at 1.5^34, about 970,740, the largest multiplier of the first stage,
+            or `fine` is at one above `MAX_NOISE_MULTIPLIER`.
     """
 
     def is_sufficient(multiplier: float) -> bool:

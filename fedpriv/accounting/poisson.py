@@ -116,7 +116,11 @@ class PoissonGaussian(Sampled):
 
     @property
     def curve(self) -> Curve:
-        """Upper bound of δ for every ε ≥ 0."""
+        """Upper bound of δ for every ε ≥ 0.
+
+        Raises:
+            InputError: ε is above 600 at δ = 1e-3, or the noise is too small for a grid of losses.
+        """
         return _cached_curve(self)
 
     @property
@@ -181,6 +185,9 @@ def removal_and_addition_curves(mechanism: PoissonGaussian, step: float | None =
     Args:
         mechanism: Mechanism of the run.
         step: Step of the grid of losses, or None for the default of this number of rounds.
+
+    Raises:
+        InputError: The noise is too small for a grid of losses.
     """
     step = _grid_step(mechanism.rounds) if step is None else step
     return _run_loss_distribution(mechanism, "REMOVE", step).deltas, _run_loss_distribution(
@@ -342,9 +349,9 @@ def _cached_group_curve(mechanism: PoissonGaussian, size: int) -> Curve:
 
     Under zero-out the units are removed or added, and under replace-one they are replaced.  For each direction the
     privacy losses of one round become a distribution on a grid of losses, which is composed with itself over all
-    rounds.  Losses beyond ±`MAX_EPSILON` count as that.  If on a coarse grid the bound of δ at the largest ε is
-    still above 1e-3 (`_RoundHockeyStick.is_useless`), the fine grid is spared, and the curve is 1.  For more than
-    1,000 units the curve is that of known rounds.
+    rounds.  The grid ends at most one step beyond ±`MAX_EPSILON`.  If on a coarse grid the bound of δ at the
+    largest ε is still above 1e-3 (`_RoundHockeyStick.is_useless`), the fine grid is spared, and the curve is 1.
+    For more than 1,000 units the curve is that of known rounds.
     """
     directions: tuple[GroupDirection, ...] = (
         ("replaced",) if mechanism.relation == "replace-one" else ("removed", "added")
@@ -535,7 +542,8 @@ def calibrate(
         relation: Neighbouring relation.
 
     Raises:
-        InputError: The search finds no multiplier up to a million, or an argument is out of its range.
+        InputError: The search finds no multiplier up to a million, or tries one too small for a grid of losses, or
+            an argument is out of its range.
     """
 
     def mechanism(multiplier: float) -> PoissonGaussian:

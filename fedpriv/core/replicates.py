@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar, Union, cast
 
-if TYPE_CHECKING:  # accounting imports this module without torch, and has to start fast
+if TYPE_CHECKING:  # commands of accounting import this module without torch, to start fast
     import torch
     from torch import Tensor
 

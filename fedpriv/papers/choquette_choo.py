@@ -85,8 +85,8 @@ class NesterovState(NamedTuple):
 class NesterovCoupling:
     """Optimizer that couples a gradient step and a weighted mirror step.
 
-    Without noise, from the start x_1 = 0 and with α_t = t, F(y_{T+1}) - F* ≤ β R² / (T (T + 1)) for a convex F of
-    smoothness M < 2 β / (T + 1) (`accelerated_bound`).  F* is the minimum of F over the ball.
+    With exact gradients, from the start x_1 = 0 and with α_t = t, F(y_{T+1}) - F* ≤ β R² / (T (T + 1)) for a
+    convex F of smoothness M < 2 β / (T + 1) (`accelerated_bound`).  F* is the minimum of F over the ball.
 
     Attributes:
         beta: β, a number, or one for each replicate.

@@ -12,7 +12,7 @@ online gradient descent:
 
     z_t = x_{t-1} + s_t Δ_t,   x_t = x_{t-1} + Δ_t            s_t uniform on [0, 1), g~_t the release for z_t
     Δ_{t+1} = Δ_t - η g~_t, projected on the ball of radius D;  Δ_1 = 0
-    output: the mean of z over one window of W rounds, drawn among the windows that are complete
+    output: the mean of z over one complete window of W rounds, drawn among them or the last one
 
 | here | paper | shape |
 |---|---|---|
@@ -316,15 +316,15 @@ def _prescribe(
 
     "noise std" is that of a difference round (of every tree node in a single pass).  "bound" is on the Goldstein
     measure, the smallest norm of a weighted mean of gradients at nearby points.  An oracle estimates a record's
-    gradient from differences of losses along random directions.  "directions" is the number of them that the paper
-    prints.  "directions needed" is the number with which all estimates are, but for a probability of δ/2, so close
-    to their means that the paper's sensitivity of the sums holds without clipping.
+    gradient from gradients or losses at points in random directions.  "directions" is the number of them that the
+    paper prints.  "directions needed" is, up to a constant, the number with which all estimates are, but for a
+    probability of δ/2, so close to their means that the paper's sensitivity of the sums holds without clipping.
 
     Args:
         name: Name of the theorem.
         problem: Numbers of the run, with ε, a Lipschitz constant and a bound `gap` on the fall of the loss.
         plan: Function that chooses parameters for the problem of the theory and for μ under replace-one.
-        settings: Keys of the algorithm, for the smoothing and the oracle (a record's estimated gradient).
+        settings: Keys of the algorithm, for the smoothing and the oracle.
 
     Returns:
         The theorem's numbers, or the reason why there are none (`catch_refusal`).

@@ -8,9 +8,9 @@ The oracle is the noisy estimate of the smoothed loss's gradient at a query, the
 period of Σ rounds begins with an anchor round, which estimates the gradient from B1 records.  Each other round
 adds an estimate of the difference of the gradients at the last two queries, from B2 records.  The oracle sees of a
 record its exact smoothed gradient, or is of first order (gradients at random points) or of zeroth order (values at
-random points), with a random direction for each point.  In the theorems' single pass the noise is that of a binary
-tree over each period, whose nodes are noisy sums over intervals of rounds.  The bounds are on the Goldstein
-measure at radius 2α: the smallest norm of a weighted mean of gradients at points within 2α.
+random points), where the points lie in random directions from the query.  In the theorems' single pass the noise
+is that of a binary tree over each period, whose nodes are noisy sums over intervals of rounds.  The bounds are on
+the Goldstein measure at radius 2α: the smallest norm of a weighted mean of gradients at points within 2α.
 
 | here | paper | unit |
 |---|---|---|

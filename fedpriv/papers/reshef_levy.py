@@ -72,8 +72,8 @@ class AnytimeState(NamedTuple):
 class AnytimeSGD:
     """Projected SGD whose query points are the average of its iterates, with the estimator's weights.
 
-    For α_t = t and a ball of diameter D, (t-1) ‖x_t - x_{t-1}‖ ≤ 2D (t-1)/(t+1) < 2D.  DP-μ²-FL's S = G + 2LD
-    follows from this bound.
+    For α_t = t and a start in the ball of diameter D, (t-1) ‖x_t - x_{t-1}‖ ≤ 2D (t-1)/(t+1) < 2D.  DP-μ²-FL's S =
+    G + 2LD follows from this bound.
     """
 
     step: Scalar

@@ -112,7 +112,7 @@ def projected_bound(
     """Bound the excess risk of the mean of the iterates x_2 … x_{T+1}.
 
     The bound after T rounds is R²/(2ηT) + 2R mean(s_t), or R²/(2ηT) + mean(s_t²)/(2(1/η - M)) with fresh errors.
-    The first term is for the way from the start, and the second for the errors of the gradients.
+    The first term is for the way from the start x_1 = 0, and the second for the errors of the gradients.
 
     Proof: docs/proofs/excess-risk.md.
 

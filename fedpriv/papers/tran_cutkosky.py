@@ -337,7 +337,7 @@ class MomentumSettings(Settings):
 def _make_estimator(settings: MomentumSettings, problem: Problem) -> PlainGradient:
     """Return the estimator m_t = (1 - α) m_{t-1} + α g_t, with increments α g_t clipped to norm α G.
 
-    A silo remembers the queries of two rounds.
+    A silo remembers the query of the round before, from which `check_query_distance` measures a move.
     """
     alpha = settings.alpha_for(problem)
     return PlainGradient(alpha * settings.clip_for(problem), coefficient=alpha, decay=1.0 - alpha, memory=2)

@@ -508,14 +508,15 @@ def excess_risk_bound(cell: Cell, plan: Plan) -> Bound | None:
     """Return the bound on the excess risk that the cell's row proves for its settings, or None.
 
     The excess risk is the mean loss of the output above the least one in the run's ball.  A bound needs a ball, a
-    loss that is convex and smooth in it, records that are read once in a public order, no budget shares, and
-    releases in floating point.
+    loss that is convex and smooth in it, records that are read once in a public order, all silos in every round,
+    no budget shares, and releases in floating point.
     """
     problem, schedule = make_problem(cell, plan.objective), plan.schedule
     if (
         not (isinstance(schedule, PublicOrder) and schedule.single_pass)
         or plan.exact_plan is not None
         or cell.privacy.shares
+        or cell.absence_key is not None
     ):
         return None
     radius = float(getattr(cell.algorithm.settings, "radius", math.inf))

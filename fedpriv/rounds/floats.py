@@ -275,7 +275,7 @@ def update_split_running_sum(
     Returns:
         The next state, and the number of clipped records of the part that clips most, (...).
     """
-    # None, one or two anchors: 0 in round 1, 1 to the end of the first epoch and in the next one's first round.
+    # No anchor in round 1, one to the end of the first epoch and in the next one's first round, and then two.
     epoch, round_index = divmod(step.t - 1, split.rounds_per_epoch)
     anchor_count = min(2, epoch + (round_index > 0))
     past_anchors, past_sums = state.past_vectors[:anchor_count], state.past_vectors[anchor_count:]
@@ -286,7 +286,7 @@ def update_split_running_sum(
             return Increment(torch.zeros_like(state.total), query.new_zeros(query.shape[:-1], dtype=torch.int64))
         return objective.increment(part.query, Batch(records, weights), part.clip)
 
-    # u_t: G_t in the first epoch, and later a mix with u and the change since the epoch before.
+    # u_t: G_t in the first epoch, and later a mix with u_{t-N}, the oldest sum, and the change since that epoch.
     mixed_sum, clipped = increment(gradient)
     if change is not None:
         change_increment = increment(change)

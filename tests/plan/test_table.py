@@ -160,6 +160,27 @@ def test_clients_that_come_by_themselves_have_no_excess_risk_bound(small_cell: M
     assert excess_risk_bound(cell, plan) is None
 
 
+@pytest.mark.parametrize(
+    "absence",
+    [
+        {"federation": {"silos": 2, "rounds": 8, "batches": [3, 5], "drop_out": 0.5}},
+        {"federation": {"silos": 2, "rounds": 8, "batches": [3, 5], "away": {"0": [1, 2]}}},
+        {"deployment": {"missing": "continue"}},
+    ],
+)
+def test_a_run_without_some_silos_has_no_excess_risk_bound(small_cell: MakeCell, absence: dict[str, Any]) -> None:
+    """An absent silo's gradient counts as 0, so that the mean over silos is no estimate of the gradient."""
+    tree: dict[str, Any] = {
+        "data": {"name": "linear-regression"},
+        "model": {"name": "least-squares"},
+        "federation": {"silos": 2, "rounds": 8, "batches": [3, 5]},
+        "algorithm": {**SGD, "step": 0.25, "radius": 1.0, "output": "average"},
+        "privacy": {"relation": "zero-out", "mu": 1.0},
+    }
+    cell = small_cell(**(tree | absence))
+    assert excess_risk_bound(cell, make_plan(cell, load_task(cell).objective)) is None
+
+
 def test_a_plan_counts_the_extra_memory_values_of_its_largest_round(small_cell: MakeCell) -> None:
     """An anchor round has a direction a record, and another round has eight at each of two points."""
     smoothing = {"smoothing": 0.1, "radius": 0.02, "period": 3, "anchor_clip": 20.0, "clip": 5.0, "step": 0.0005}
