@@ -9,12 +9,19 @@ from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
 
+import hypothesis
 import pytest
+import typer.main
+import typer.testing
 
 from fedpriv.data import named, synthetic
 from fedpriv.engines.children import ALLOW_ROOT
 from fedpriv.scenario.load import resolve_cell
 from fedpriv.scenario.schema import Cell
+
+
+hypothesis.settings.register_profile("fedpriv", deadline=None)  # a busy machine fails no test
+hypothesis.settings.load_profile("fedpriv")
 
 
 def small_tree(**overrides: Any) -> dict[str, Any]:
@@ -71,6 +78,17 @@ def synthetic_data_are_drawn_once() -> Iterator[None]:
     """Each caller gets its own copy."""
     draw = functools.cache(synthetic.make_blobs)
     with mock.patch.object(named, "make_blobs", lambda **sizes: tuple(part.copy() for part in draw(**sizes))):
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def commands_are_built_once() -> Iterator[None]:
+    """Typer builds all commands of an app anew for each call, which takes as long as many of the calls."""
+    build = functools.cache(typer.main.get_command)
+    with (
+        mock.patch.object(typer.main, "get_command", build),
+        mock.patch.object(typer.testing, "_get_command", build),
+    ):
         yield
 
 

@@ -300,8 +300,9 @@ def _make_privacy_series(results: Results, metric: Metric, fixed: Mapping[str, A
     measured: list[Mark] = []
     published: list[Mark] = []
     for point in sweep_points(results):
-        cells = cells_at_point(results, point)
-        if not cells or any(point[key] != value for key, value in fixed.items()) or cells[0]["epsilon"] is None:
+        # Cells are looked for at the few points of this series only, since each search compares all cells.
+        cells = cells_at_point(results, point) if all(point[key] == value for key, value in fixed.items()) else []
+        if not cells or cells[0]["epsilon"] is None:
             continue
         level, guarantee, comparison = (
             cells[0][scale],
