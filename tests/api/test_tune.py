@@ -102,6 +102,20 @@ def test_private_tuning_states_the_epsilon_of_its_choice(tmp_path: Path) -> None
     assert "the choice of one row costs ε =" in tuned.costs[0]
 
 
+def test_private_tuning_refuses_records_of_several_labels_of_which_some_may_be_left_out(tmp_path: Path) -> None:
+    """The accuracy of 10 held-out records, 9 of them with one label that counts, is that of the tenth by 16/25."""
+    draw = np.random.default_rng(0)
+    features, labels = draw.standard_normal((200, 6)).astype("float32"), np.full((200, 16), -100)
+    labels[:, 0], labels[-1] = 1, 2
+    with pytest.raises(fedpriv.InputError, match="more than one record's share"):
+        fedpriv.tune(
+            "own-data", train=(features, labels), test=(features[:50], labels[:50]), classes=3, held_out=10,
+            model=nn.Sequential(nn.Linear(6, 48), nn.Unflatten(1, (16, 3))), grid={"algorithm.step": [0.1]},
+            set={"federation.silos": 2, "federation.rounds": 5, "algorithm.trust": "trusted"},
+            private=True, trials=1, seed=5, out=tmp_path / "tuned",
+        )  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

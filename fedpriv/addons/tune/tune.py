@@ -30,7 +30,7 @@ from fedpriv.addons.tune.grids import (
 )
 from fedpriv.claims.claim import compute_claim
 from fedpriv.claims.outcome import CellOutcome, RunObserver
-from fedpriv.core.errors import InputError, RunError
+from fedpriv.core.errors import InputError, RunError, refuse
 from fedpriv.core.figures import format_upper, format_upper_delta, privacy_caveats
 from fedpriv.core.files import write_json, write_text
 from fedpriv.engines.table import make_engine
@@ -161,16 +161,25 @@ def tune_privately(
     for row, settings in rows:
         _find_target(row)
         _check_partition(row.cell)
-        if row.cell.model.is_regression:
-            raise InputError(_NO_ACCURACY)
-        if row.cell.privacy.protected_unit.name != RECORD.name:
-            raise InputError(
+        refuse(
+            {
+                _NO_ACCURACY: row.cell.model.is_regression,
                 "--private: a person's records may lie on both sides of the split, so that only one record is "
-                'protected; tune with privacy.unit = "record"'
-            )
+                'protected; tune with privacy.unit = "record"': row.cell.privacy.protected_unit.name
+                != RECORD.name,
+            }
+        )
         for trial in [make_trial(row.cell, setting, held_out, fixed, 0) for setting in settings]:
             _check_partition(trial)
             _check_same_promise(row.cell, trial, held_out)
+            refuse(
+                {
+                    "--private: a score is a mean over labels, and a record with several moves it by more than "
+                    "one record's share, where others leave theirs out; give each record one label": (
+                        load_task(trial).label_shape
+                    )
+                }
+            )
     # Draw the number of runs of each row and their settings, and run all of them.
     plans = [(row, settings, run_count.draw(generator)) for row, settings in rows]
     sampled_settings = [
@@ -277,8 +286,9 @@ def check_promise(finished: CellOutcome, mu: float) -> None:
 def noisy_score(finished: CellOutcome, held_out: int, mu: float, generator: np.random.Generator) -> float:
     """Add Gaussian noise to the accuracy on held-out records.
 
-    Guarantee: one held-out record, exchanged or zeroed out, moves the accuracy by at most 1/`held_out`, and noise
-    of standard deviation 1/(`held_out` · μ) makes the score μ-GDP, as the run's own releases are.
+    Guarantee: one held-out record with one label, exchanged or zeroed out, moves the accuracy by at most
+    1/`held_out`, and noise of standard deviation 1/(`held_out` · μ) makes the score μ-GDP, as the run's own
+    releases are.
 
     Args:
         finished: Outcome of a run.
