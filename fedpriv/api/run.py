@@ -343,8 +343,8 @@ def run(
 def load(folder: str | Path) -> RunResults:
     """Read the results in a run's folder.
 
-    A module that a program gave to `run` is not stored: `model()` has its parameters in any process, but
-    `to_module` and `predict` only in the process of the run.
+    A module that a program gave to `run` is not stored: `model()` loads its parameters in any process, but
+    `to_module` and `predict` work only in a process that gave it to `run`.
 
     Raises:
         InputError: The folder has no results or no history, or they cannot be read.

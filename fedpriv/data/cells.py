@@ -428,7 +428,7 @@ def open_text(path: Path, cell_format: CellFormat) -> IO[bytes]:
 
     Raises:
         InputError: The file cannot be converted.
-        UnicodeDecodeError: The file has to be converted, and is not in UTF-8.
+        UnicodeDecodeError: The file has to be converted, and is in neither UTF-8 nor UTF-16.
         OSError: The file cannot be read.
     """
     with path.open("rb") as file:

@@ -160,7 +160,7 @@ def make_default_grid(cell: Cell) -> dict[str, list[Any]]:
 
 
 def _is_scale(annotation: Any, metadata: Sequence[Any]) -> bool:
-    """Return whether a field of settings has a bound such as > 0, and no upper bound."""
+    """Whether a field of settings has a lower bound such as > 0, and no upper bound."""
     # Pydantic has bounds in the field's metadata or in that of a type in a union, some of them inside an object.
     kinds = annotation, *getattr(annotation, "__args__", ())
     entries = [*metadata, *(part for kind in kinds for part in getattr(kind, "__metadata__", ()))]
@@ -490,7 +490,7 @@ def _reduce_site_batches(cell: Cell, held_out: HeldOut, batches: Sequence[int]) 
 
 
 def is_better(metric: str, one: float, other: float) -> bool:
-    """Return whether `one` is the better value of a metric.
+    """Whether `one` is the better value of a metric.
 
     Smaller is better for a metric with a word of `LOWER_IS_BETTER` in its name, larger for others.
     """

@@ -47,7 +47,9 @@ from fedpriv.study.sweep import RunOptions, run_sweep
 SETTING_AXIS = "tune.setting"
 """Axis of the trials' results: the number of a setting among those of its row."""
 ACCURACY = "test_accuracy"
-_NO_ACCURACY = f"--private: runs are compared by {ACCURACY}, which a regression does not have"
+_NO_ACCURACY = (
+    f"--private: runs are compared by {ACCURACY}, which a regression or a loss of your own does not have"
+)
 
 
 @dataclass(frozen=True)
@@ -138,8 +140,9 @@ def tune_privately(
     Guarantee: `TuningChoice.selection` holds for the setting and the score of a row, for training records and
     held-out records alike.  A run's releases are μ-GDP for a record that it trains on, and its score is μ-GDP for
     a record that is held out, with the row's target as μ.  Whether a record is held out, its silo and its batch
-    follow from its row index alone (or its site).  Nothing of another run is kept, written or told, with one
-    exception: that a run failed (RunError), which no claim covers.  `generator` must be as secret as the noise.
+    follow from its row index, its site and the run's seed alone.  Nothing of another run is kept, written or told,
+    with one exception: that a run failed (RunError), which no claim covers.  `generator` must be as secret as the
+    noise.
 
     Args:
         scenario: Scenario that is tuned.
@@ -243,7 +246,8 @@ def _check_same_promise(cell: Cell, trial: Cell, held_out: HeldOut) -> None:
     """Check that a trial has the promise that is charged, and the same number of held-out records.
 
     Guarantee: relation, unit, target, sampling and the party that adds the noise are the scenario's, so that a
-    price for the scenario's promise is one for every trial; a record moves a score by 1/`held_out.count` at most.
+    price for the scenario's promise is one for every trial; a record with one label moves a score by
+    1/`held_out.count` at most.
 
     Raises:
         InputError: A key of the promise, or the number of held-out records, is another one.
@@ -297,7 +301,7 @@ def noisy_score(finished: CellOutcome, held_out: int, mu: float, generator: np.r
         generator: Secret source of the noise.
 
     Raises:
-        InputError: The model is a regression, which has no accuracy.
+        InputError: The run has no accuracy, such as that of a regression or with a loss of the caller's own.
     """
     if ACCURACY not in finished.metrics:
         raise InputError(_NO_ACCURACY)
