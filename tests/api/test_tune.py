@@ -89,6 +89,18 @@ def test_the_default_grid_of_own_data_varies_clip_norm_and_step(tmp_path: Path) 
     assert set(tuned.settings[0]) == {"algorithm.clip", "algorithm.step"}
 
 
+def test_a_tuning_that_is_resumed_with_another_seed_chooses_as_one_with_both(tmp_path: Path) -> None:
+    """Was: scores were taken for those of other settings, since results have the new seed's cells last."""
+    (tmp_path / "mine.toml").write_text(SCENARIO)
+    options: dict[str, Any] = {"grid": {"algorithm.step": STEPS}, "fixed": {"federation.rounds": 5}}
+    fedpriv.tune(tmp_path / "mine.toml", seeds=[100], out=tmp_path / "resumed", **options)
+    resumed = fedpriv.tune(
+        tmp_path / "mine.toml", seeds=[100, 101], out=tmp_path / "resumed", resume=True, **options
+    )
+    both = fedpriv.tune(tmp_path / "mine.toml", seeds=[100, 101], out=tmp_path / "both", **options)
+    assert (resumed.settings, resumed.scores) == (both.settings, both.scores)
+
+
 def test_private_tuning_states_the_epsilon_of_its_choice(tmp_path: Path) -> None:
     (tmp_path / "mine.toml").write_text(SCENARIO)
     tuned = fedpriv.tune(

@@ -41,6 +41,7 @@ from fedpriv.scenario.data import PARTITION_KEYS
 from fedpriv.scenario.load import Scenario, SweepPoint, parse_scenario
 from fedpriv.scenario.published import Tuning, parse_assignment
 from fedpriv.scenario.schema import Cell
+from fedpriv.show.summary import cells_at_point
 from fedpriv.study.results import read_results
 from fedpriv.study.sweep import RunOptions, run_sweep
 
@@ -111,11 +112,12 @@ def tune_openly(
     trials = replace(
         scenario, axes=axes, seeds=list(seeds), points=points, published=None, growth=None, tuning=None
     )
-    # Results are in the order of the points: by row, by setting, by seed.
-    cells = iter(read_results(run_sweep(trials, options, observers)).cells)
-    choices = []
+    results, choices = read_results(run_sweep(trials, options, observers)), []
     for row, settings in rows:
-        scores = [statistics.fmean(_read_score(next(cells), metric) for _ in seeds) for _ in settings]
+        cells_by_setting = (
+            cells_at_point(results, {**row.when, SETTING_AXIS: number}) for number in range(len(settings))
+        )
+        scores = [statistics.fmean(_read_score(cell, metric) for cell in cells) for cells in cells_by_setting]
         sign = 1.0 if is_better(metric, 0.0, 1.0) else -1.0  # 1 if smaller scores are better
         best, *runners_up = sorted(range(len(settings)), key=lambda number: (sign * scores[number], number))
         choices.append(
