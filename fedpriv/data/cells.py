@@ -647,7 +647,17 @@ def _column_from_arrow(column: Any) -> CellColumn:
 
 
 def _as_text(value: Any) -> str:
-    return "" if value is None else str(value).strip()
+    """Return a value's text, for a float that is an integer below 2^53 in size without a point.
+
+    So a record's integer has one text, even if another record's missing value makes floats of the column.
+    """
+    return (
+        ""
+        if value is None
+        else str(int(value))
+        if isinstance(value, float) and value.is_integer() and abs(value) < 2**53
+        else str(value).strip()
+    )
 
 
 def _check_header(names: Sequence[str], source: str) -> tuple[list[str], dict[str, str]]:
