@@ -270,7 +270,7 @@ def run(
             outputs for each label if records have several.  The module itself is not changed.  A module needs
             `train` and `test`.
         classes: Number of classes, 0 for a regression; by default one more than the largest label if labels are
-            integers or booleans, else 0.
+            integers or booleans, which makes this number public, else 0.
         loss: Loss of a module: a name ("cross-entropy", "binary", "squared-error", "absolute-error", "huber",
             "poisson", "hazard"), {"name": …, "class_weights": […], "label_smoothing": …}, or a function of one
             record's output and label.  By default cross-entropy, or squared error for a regression.
