@@ -446,7 +446,7 @@ def _read_csv(path: Path, cell_format: CellFormat) -> RawTable:
 
     Raises:
         InputError: The file is no table.
-        UnicodeDecodeError: The file is not in UTF-8.
+        UnicodeDecodeError: The file is in neither UTF-8 nor UTF-16.
         OSError: The file cannot be read.
     """
     pa, _ = _import_arrow()
@@ -500,7 +500,7 @@ def _iterate_records(path: Path, cell_format: CellFormat) -> Iterator[tuple[int,
 
     Raises:
         InputError: A record is no CSV, or the file cannot be converted to CSV.
-        UnicodeDecodeError: The file is not in UTF-8.
+        UnicodeDecodeError: The file is in neither UTF-8 nor UTF-16.
         OSError: The file cannot be read.
     """
     with io.TextIOWrapper(open_text(path, cell_format), encoding="utf-8-sig", newline="") as file:
@@ -519,7 +519,7 @@ def _check_rows(path: Path, cell_format: CellFormat) -> None:
     Raises:
         InputError: A record is not, and the message names the line of the first one, or the file cannot be
             converted.
-        UnicodeDecodeError: The file is not in UTF-8.
+        UnicodeDecodeError: The file is in neither UTF-8 nor UTF-16.
         OSError: The file cannot be read.
     """
     column_count = None
