@@ -1,6 +1,7 @@
 """`fedpriv.tune` chooses what the command chooses, also for records and modules of a program."""
 
 import json
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -112,6 +113,35 @@ def test_private_tuning_states_the_epsilon_of_its_choice(tmp_path: Path) -> None
         out=tmp_path / "tuned",
     )
     assert "the choice of one row costs ε =" in tuned.costs[0]
+
+
+def test_a_held_out_record_of_a_scaled_table_pays_for_the_first_step_and_its_score(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first step read all records, so that a score has the rounds' share of μ.  Was: the whole μ besides."""
+    values = np.random.default_rng(0).uniform(-1, 1, 400)
+    lines = (f"{value:.3f},{'yes' if value > 0 else 'no'}\n" for value in values)
+    (tmp_path / "t.csv").write_text("a,y\n" + "".join(lines))
+    table = {"public": True, "target": "y", "classes": ["no", "yes"], "columns": {"a": {"range": [-1.0, 1.0]}}}
+    scale = {"share": 0.36, "means": [0.0], "deviations": [0.5]}
+    tree = {
+        **tomllib.loads(SCENARIO),
+        "data": {"name": str(tmp_path / "t.csv"), "table": table, "scale": scale},
+        "federation": {"silos": 3, "rounds": 5, "samples": 200},
+        "model": {"name": "softmax-regression", "feature_norm": 2.0},
+    }
+    scales: list[float] = []
+
+    def record_scale(finished: Any, held_out: int, mu: float, generator: Any) -> float:
+        scales.append(mu)
+        return 0.0
+
+    monkeypatch.setattr("fedpriv.addons.tune.tune.noisy_score", record_scale)
+    options: dict[str, Any] = {"grid": {"algorithm.step": [0.1]}, "private": True, "trials": 1, "seed": 5}
+    fedpriv.tune(tree, **options, out=tmp_path / "tuned")
+    assert scales == pytest.approx([0.8 * 5.0])
+    with pytest.raises(fedpriv.InputError, match="while tuning, but the choice is charged for"):
+        fedpriv.tune(tree, **options, fixed={"data.scale.share": 0.1}, out=tmp_path / "other")
 
 
 def test_private_tuning_refuses_records_of_several_labels_of_which_some_may_be_left_out(tmp_path: Path) -> None:

@@ -141,10 +141,10 @@ def tune_privately(
 
     Guarantee: `TuningChoice.selection` holds for the setting and the score of a row, for training records and
     held-out records alike.  A run's releases are μ-GDP for a record that it trains on, and its score is μ-GDP for
-    a record that is held out, with the row's target as μ.  Whether a record is held out, its silo and its batch
-    follow from its row index, its site and the run's seed alone.  Nothing of another run is kept, written or told,
-    with one exception: that a run failed (RunError), which no claim covers.  `generator` must be as secret as the
-    noise.
+    a record that is held out, with the row's target as μ, each together with a first step of data.scale if its
+    means are given.  Whether a record is held out, its silo and its batch follow from its row index, its site and
+    the run's seed alone.  Nothing of another run is kept, written or told, with one exception: that a run failed
+    (RunError), which no claim covers.  `generator` must be as secret as the noise.
 
     Args:
         scenario: Scenario that is tuned.
@@ -213,7 +213,8 @@ def tune_privately(
         for _ in range(runs):
             cell_outcome, setting = next(finished), next(run_settings)
             check_promise(cell_outcome, target)
-            score = noisy_score(cell_outcome, held_out.count, target, generator)
+            # The target pays for a first step, too, and a step whose means are given has read held-out records.
+            score = noisy_score(cell_outcome, held_out.count, row.cell.budget.rounds_mu or target, generator)
             best = (score, setting) if best is None or score > best[0] else best
         choice = TuningChoice(row, None, None) if best is None else TuningChoice(row, best[1], best[0])
         choices.append(replace(choice, selection=PrivateSelection(target, run_count)))
@@ -247,8 +248,8 @@ def _check_partition(cell: Cell) -> None:
 def _check_same_promise(cell: Cell, trial: Cell, held_out: HeldOut) -> None:
     """Check that a trial has the promise that is charged, and the same number of held-out records.
 
-    Guarantee: relation, unit, target, sampling and the party that adds the noise are the scenario's, so that a
-    price for the scenario's promise is one for every trial; a record with one label moves a score by
+    Guarantee: relation, unit, target, first step, sampling and the party that adds the noise are the scenario's,
+    so that a price for the scenario's promise is one for every trial; a record with one label moves a score by
     1/`held_out.count` at most.
 
     Raises:
@@ -261,6 +262,7 @@ def _check_same_promise(cell: Cell, trial: Cell, held_out: HeldOut) -> None:
             f"privacy.{name}": (getattr(cell.privacy, name), getattr(trial.privacy, name))
             for name in type(cell.privacy).model_fields
         },
+        "data.scale": (cell.data.scale, trial.data.scale),
         "data.validation": (held_out.count, trial.data.validation),
     }
     for key, (one, other) in values_by_key.items():
