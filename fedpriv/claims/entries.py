@@ -384,7 +384,7 @@ class LedgerEntry:
         if privacy.get("shares") and not _promise_shares([stream for stream in rounds if stream.std], privacy):
             return False
         return all(
-            (noisy_stream.relation, noisy_stream.unit.name) == (privacy["relation"], privacy["unit"])
+            (noisy_stream.relation, noisy_stream.unit) == (privacy["relation"], self._sections[1].protected_unit)
             for noisy_stream in noisy
         )
 

@@ -418,3 +418,28 @@ def test_stream_of_two_equal_silos_counts_twice_for_a_person_in_both() -> None:
     """A person in both of "silos 0-1", each at mu = 1: √2; one stream fewer counted would be 1."""
     both = dataclasses.replace(STREAM, party_name="silos 0-1", unit=make_unit("user", 1, max_silos=2))
     assert guarantee_of([both]) == GaussianDP(compose([both.mu, both.mu]))
+
+
+def test_persons_in_fewer_silos_than_the_scenario_says_are_seen(tmp_path: Path) -> None:
+    """Gains: "ok" for the same μ of half of the noise, charged for persons in one silo in place of four."""
+    tree = small_tree(
+        data={"name": "visits", "partition": "site"},
+        model={"name": "logistic-regression", "feature_norm": 2.5},
+        federation={"silos": 4, "rounds": 2, "batches": [50, 50, 50, 50]},
+        algorithm={"name": "dp-sgd", "trust": "untrusted", "clip": 0.3, "step": 1.0},
+        privacy={"relation": "zero-out", "mu": 1.0, "unit": "user", "records": 8, "shared": 4},
+    )
+    results = write_run(tmp_path, tree)
+    (entry,) = read_ledger(results.parent)
+    assert entry.disagreement is None
+
+    def charge_one_silo(cell: dict[str, Any]) -> None:
+        for stream in cell["releases"]:
+            stream["std"] /= 2.0
+            stream["unit"]["shared"] = 1
+
+    edit_cell(results, charge_one_silo)
+    (entry,) = read_ledger(results.parent)
+    assert entry.claim is not None
+    assert entry.claim.guarantee.mu == pytest.approx(1.0)
+    assert entry.disagreement == "releases are not those of all rounds, silos and steps of its scenario"
