@@ -122,6 +122,13 @@ def test_release_streams_survive_json(mechanism: object) -> None:
         ({"clips": [[2.0, 10**13]]}, "ledger: clips: expected .*, 16 in all"),
         *(
             (
+                {"integers": {"exponent": -9, "sigma": 1e6, "dimension": 9, "owners": 1, key: value}},
+                "ledger: integers",
+            )
+            for key, value in (("exponent", None), ("sigma", "1"), ("dimension", 1e308), ("owners", 1.5))
+        ),
+        *(
+            (
                 {"participation": {"name": "fixed", "rounds": 16, "rounds_per_epoch": 8, key: count}},
                 f"{key} = {count}",
             )
