@@ -138,8 +138,8 @@ class LedgerEntry:
         A record that lacks a field that is compared, or has one of another form, is described, too.
 
         Guarantee: in a record without a disagreement, trust, silos, relation, unit and δ are those of the
-        scenario, whatever is written beside the scenario.  The noise promises what the scenario asks for, within
-        1 % of a numerical ε.  Where this program can resolve the scenario (`resolved_cell`), the number of rounds
+        scenario, whatever is written beside the scenario.  The claim of the releases keeps the scenario's target,
+        up to 1 % of a numerical ε.  Where this program can resolve the scenario (`resolved_cell`), the number of rounds
         is the scenario's, too, and so are participation, weights and clips of rounds with noise, as far as
         `recompute_clips` gives the clips.
         """

@@ -68,8 +68,8 @@ class RunPlans:
         """Compare a record's releases with those of the plans.
 
         Guarantee: in a record that passes, the owner, mechanism, participation, decay, clips, weights, relation,
-        noise, period, unit, integers, step and distance of every stream are those of the plan, numbers up to a
-        relative 1e-9.  A record with more noise than planned, which would be on the safe side, does not pass
+        noise, period, unit, integers, step and increment diameter of every stream are those of the plan, floats up
+        to a relative 1e-9.  A record with more noise than planned, which would be on the safe side, does not pass
         either.
 
         Raises:
