@@ -139,9 +139,9 @@ class LedgerEntry:
 
         Guarantee: in a record without a disagreement, trust, silos, relation, unit and δ are those of the
         scenario, whatever is written beside the scenario.  The claim of the releases keeps the scenario's target,
-        up to 1 % of a numerical ε.  Where this program can resolve the scenario (`resolved_cell`), the number of rounds
-        is the scenario's, too, and so are participation, weights and clips of rounds with noise, as far as
-        `recompute_clips` gives the clips.
+        up to 1 % of a numerical ε.  Where this program can resolve the scenario (`resolved_cell`), the number of
+        rounds is the scenario's, too, and so are participation and weights of rounds with noise, and clips, decay
+        and period of their running sums as far as `recompute_sums` gives them.
         """
         try:
             return next(itertools.chain(self._differences_from_scenario(), self._differences_from_streams()), None)
@@ -194,8 +194,9 @@ class LedgerEntry:
     def _differences_from_scenario(self) -> Iterator[str]:
         """Describe differences of the record and its streams from the record's scenario.
 
-        If the scenario names code that is not imported here, rounds, participation, weights and clips are not
-        compared, and an increment diameter below two clips counts as a difference, because it cannot be checked.
+        If the scenario names code that is not imported here, rounds, participation, weights and running sums are
+        not compared.  An increment diameter below two clips then counts as a difference, because it cannot be
+        checked.
 
         Raises:
             InputError, LookupError, TypeError, AttributeError or ValueError: The record is none of a run.
@@ -222,12 +223,12 @@ class LedgerEntry:
         yield from self._differences_from_target(privacy)
 
     def _differences_from_cell(self, cell: "Cell") -> Iterator[str]:
-        """Describe differences in participation, weights, clips and increment diameter.
+        """Describe differences in participation, running sums, weights and increment diameter.
 
         Only noisy streams of the rounds are compared, not those of a first step.  The weight is that of a data
-        record in its silo for a silo's own stream, and otherwise the largest weight in the mean over silos.  Clips
-        that `recompute_clips` does not give are not compared.  Nor is an increment diameter of two clips, which
-        bounds every other one.
+        record in its silo for a silo's own stream, and otherwise the largest weight in the mean over silos.
+        Clips, decay and period of the running sums are compared as far as `recompute_sums` gives them.  An
+        increment diameter of two clips, which bounds every other one, is not compared.
 
         Args:
             cell: Resolved scenario of the record.
@@ -236,24 +237,38 @@ class LedgerEntry:
             InputError: A smaller increment diameter cannot be recomputed.
             IndexError: A stream is of a silo that the scenario does not have.
         """
-        from fedpriv.claims.recomputed import recompute_clips, recompute_diameter
+        from fedpriv.claims.recomputed import recompute_diameter, recompute_sums
         from fedpriv.plan.plan import silo_weights
 
         unit, sizes = cell.privacy.protected_unit, cell.batch_sizes
         participation, in_mean = cell.schedule.to_data(), unit.weight_in_mean(silo_weights(cell), sizes)
+        clips, decay_and_period = recompute_sums(cell)
         for stream in (stream for stream in self.streams if stream.step == ROUNDS and stream.std):
-            if stream.schedule.to_data() != participation:
-                yield f"participation of {stream.party_name} is not that of the scenario"
+            has_other_clips = clips is not None and not (
+                len(stream.clips) == len(clips) and all(map(_is_close, stream.clips, clips))
+            )
+            # Integers have a decay that is a multiple of 2^-31.
+            has_other_sums = decay_and_period is not None and not (
+                abs(stream.decay - decay_and_period[0]) < 1e-6 and stream.period == decay_and_period[1]
+            )
+            yield from (
+                f"{difference} of the scenario"
+                for difference, is_other in (
+                    (
+                        f"participation of {stream.party_name} is not that",
+                        stream.schedule.to_data() != participation,
+                    ),
+                    (f"clips of {stream.party_name} are not those", has_other_clips),
+                    (f"decay or period of {stream.party_name} is not that", has_other_sums),
+                )
+                if is_other
+            )
             weights = [unit.weight_in_silo(sizes[silo]) for silo in stream.silos] or [in_mean]
             if other_weights := [weight for weight in weights if not _is_close(stream.record_weight, weight)]:
                 yield (
                     f"per_record of {stream.party_name} is {stream.record_weight:.6g}, and the scenario gives "
                     f"{other_weights[0]:.6g}"
                 )
-            if (clips := recompute_clips(cell)) is not None and not (
-                len(stream.clips) == len(clips) and all(map(_is_close, stream.clips, clips))
-            ):
-                yield f"clips of {stream.party_name} are not those of the scenario"
             if stream.increment_diameter < APART and stream.increment_diameter != (
                 diameter := recompute_diameter(cell)
             ):

@@ -242,9 +242,10 @@ def stream_from_data(data: Mapping[str, Any]) -> ReleaseStream:
                 0.0 < clip < math.inf and type(rounds) is int and rounds > 0 for clip, rounds in data["clips"]
             )
             or sum(rounds for _, rounds in data["clips"]) != schedule.rounds,
-            "ledger: integers: expected whole numbers exponent, dimension and owners, and a number sigma": bool(
-                integers := data.get("integers")
+            "ledger: integers: expected whole numbers exponent, dimension and owners, and a number sigma": (
+                integers := data.get("integers") or {}
             )
+            != {}
             and not (
                 all(type(integers[name]) is int for name in ("exponent", "dimension", "owners"))
                 and type(integers["sigma"]) in (int, float)
