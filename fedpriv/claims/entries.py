@@ -22,7 +22,7 @@ noise multiplier of a Gaussian event is the noise's standard deviation over this
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from importlib import metadata
 from pathlib import Path
@@ -141,7 +141,8 @@ class LedgerEntry:
         scenario, whatever is written beside the scenario.  The claim of the releases keeps the scenario's target,
         up to 1 % of a numerical ε.  Where this program can resolve the scenario (`resolved_cell`), the number of
         rounds is the scenario's, too, and so are participation and weights of rounds with noise, and clips, decay
-        and period of their running sums as far as `recompute_sums` gives them.
+        and period of their running sums as far as `recompute_sums` gives them.  The same holds for the releases of
+        evaluations, whose target is their own.
         """
         try:
             return next(itertools.chain(self._differences_from_scenario(), self._differences_from_streams()), None)
@@ -214,7 +215,7 @@ class LedgerEntry:
             if (record_value := self.record[name]) != value:
                 yield f"{name} is {record_value!r:.60}, and the scenario gives {value!r:.60}"
         if self.resolved_cell is not None:
-            yield from self._differences_from_cell(self.resolved_cell)
+            yield from self._differences_from_cell(self.resolved_cell, self.streams)
         elif closer := [stream for stream in self.streams if stream.increment_diameter < APART]:
             yield (
                 f"apart of {closer[0].party_name} is {closer[0].increment_diameter:.6g}, and the scenario names "
@@ -222,7 +223,7 @@ class LedgerEntry:
             )
         yield from self._differences_from_target(privacy)
 
-    def _differences_from_cell(self, cell: "Cell") -> Iterator[str]:
+    def _differences_from_cell(self, cell: "Cell", streams: Sequence[ReleaseStream]) -> Iterator[str]:
         """Describe differences in participation, running sums, weights and increment diameter.
 
         Only noisy streams of the rounds are compared, not those of a first step.  The weight is that of a data
@@ -231,7 +232,8 @@ class LedgerEntry:
         increment diameter of two clips, which bounds every other one, is not compared.
 
         Args:
-            cell: Resolved scenario of the record.
+            cell: Resolved scenario of the record, or the run of its evaluations.
+            streams: Release streams of the cell.
 
         Raises:
             InputError: A smaller increment diameter cannot be recomputed.
@@ -243,7 +245,7 @@ class LedgerEntry:
         unit, sizes = cell.privacy.protected_unit, cell.batch_sizes
         participation, in_mean = cell.schedule.to_data(), unit.weight_in_mean(silo_weights(cell), sizes)
         clips, decay_and_period = recompute_sums(cell)
-        for stream in (stream for stream in self.streams if stream.step == ROUNDS and stream.std):
+        for stream in (stream for stream in streams if stream.step == ROUNDS and stream.std):
             has_other_clips = clips is not None and not (
                 len(stream.clips) == len(clips) and all(map(_is_close, stream.clips, clips))
             )
@@ -326,8 +328,11 @@ class LedgerEntry:
         """Describe how evaluations by silos differ from those that the scenario asks for.
 
         Their presence, number and increment diameter are compared, silos and relation if they have noise, their μ
-        with the target of the scenario, and the record's μ for them with the one that their releases give.
+        with the target of the scenario, and the record's μ for them with the one that their releases give.  If the
+        scenario is resolved, participation, weights and running sums of noisy ones are compared, too.
         """
+        from fedpriv.plan.evaluation import evaluation_cell
+
         tests, section = self.test_streams, self.record["scenario"].get("evaluation")
         if not bool(section) == bool(tests) == bool(self.record.get("evaluation")):
             yield (
@@ -337,17 +342,27 @@ class LedgerEntry:
         if not section or not tests:
             return
         noisy = [stream for stream in tests if stream.std]
-        if noisy and not _cover_all_silos(
-            noisy, "trusted" if tests[0].party_name == "server" else "untrusted", self._sections[0].silos
-        ):
-            yield "evaluation.releases are not those of all silos of the scenario"
         count = min(self.record["rounds"], self.record["scenario"]["run"]["evaluations"])
-        if any(stream.schedule.rounds != count for stream in tests):
-            yield f"evaluation.releases are not those of {count} evaluations"
-        if any(stream.relation != self.record["relation"] for stream in noisy):
-            yield "evaluation.releases have another relation than the scenario"
-        if any(stream.increment_diameter < APART for stream in tests) and not section.get("curves"):
-            yield "evaluation.releases have an apart below 2, and the scenario has no evaluation of curves"
+        is_different = {
+            "are not those of all silos of the scenario": bool(noisy)
+            and not _cover_all_silos(
+                noisy, "trusted" if tests[0].party_name == "server" else "untrusted", self._sections[0].silos
+            ),
+            f"are not those of {count} evaluations": any(stream.schedule.rounds != count for stream in tests),
+            "have another relation than the scenario": any(
+                stream.relation != self.record["relation"] for stream in noisy
+            ),
+            "have an apart below 2, and the scenario has no evaluation of curves": not section.get("curves")
+            and any(stream.increment_diameter < APART for stream in tests),
+        }
+        yield from (
+            f"evaluation.releases {difference}" for difference, is_found in is_different.items() if is_found
+        )
+        if self.resolved_cell is not None:
+            # The diameter of curves' increments is not that of the cell's model.
+            streams = [replace(stream, increment_diameter=APART) for stream in tests]
+            for difference in self._differences_from_cell(evaluation_cell(self.resolved_cell), streams):
+                yield f"evaluation.releases: {difference}"
         mu, target = evaluation_mu(tests), section.get("mu")
         if not _is_close(self.claimed_test_mu, mu):
             yield f"evaluation.mu is {self.claimed_test_mu!r:.60}, and its releases give {mu!r:.60}"

@@ -262,8 +262,8 @@ def recompute_sums(cell: Cell) -> tuple[tuple[float, ...] | None, tuple[float, i
 
 @lru_cache(maxsize=64)
 def _cached_sums(canonical: str) -> tuple[tuple[float, ...] | None, tuple[float, int | None] | None]:
-    cell = resolve_cell(json.loads(canonical), "record.scenario")
     try:
+        cell = resolve_cell(json.loads(canonical), "record.scenario")
         narrow, wide = (
             (batch_clips(estimator, cell.schedule), (estimator.decay, estimator.period))
             for problem in (make_problem(cell, _narrow_objective(cell, width)) for width in (1, 2))

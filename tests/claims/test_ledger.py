@@ -362,6 +362,12 @@ def _rarer(stream: dict[str, Any]) -> None:
     stream["clips"] = [[stream["clips"][0][0], 1]]
 
 
+def _once_each(stream: dict[str, Any]) -> None:
+    """The same μ of half of the noise, where each record takes part in one of the four evaluations."""
+    stream["std"] /= 2.0
+    stream["participation"]["rounds_per_epoch"] = 4
+
+
 EVALUATION_EDITS: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     "nothing": (lambda entry: None, ""),
     "less": (lambda entry: entry.update(mu=0.25), r"evaluation\.mu is 0\.25, and its releases give 0\.[45]"),
@@ -369,6 +375,12 @@ EVALUATION_EDITS: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     "rounds": (lambda entry: _rarer(entry["releases"][0]), "are not those of 4 evaluations"),
     "relation": (lambda entry: entry["releases"][0].update(relation="zero-out"), "have another relation than the"),
     "distance": (lambda entry: entry["releases"][0].update(apart=1.5), "have an apart below 2, and the scenario"),
+    "clips": (
+        lambda entry: _halved(entry["releases"][0], "clips"),
+        "evaluation.releases: clips of silos 0-2 are not",
+    ),
+    "weights": (lambda entry: _halved(entry["releases"][0], "per_record"), "per_record of silos 0-2 is 0.01, and"),
+    "participation": (lambda entry: _once_each(entry["releases"][0]), "participation of silos 0-2 is not that of"),
     "noise": (
         lambda entry: entry["releases"][0].update(std=entry["releases"][0]["std"] / 2.0),
         "evaluation.mu is 0.5, and its releases give 1",
