@@ -141,8 +141,8 @@ class LedgerEntry:
         scenario, whatever is written beside the scenario.  The claim of the releases keeps the scenario's target,
         up to 1 % of a numerical ε.  Where this program can resolve the scenario (`resolved_cell`), the number of
         rounds is the scenario's, too, and so are participation and weights of rounds with noise, and clips, decay
-        and period of their running sums as far as `recompute_sums` gives them.  The same holds for the releases of
-        evaluations, whose target is their own.
+        and period of their running sums as far as `recompute_sums` gives them.  The same holds for a first step
+        that the run took, and for evaluations, which have their own target.
         """
         try:
             return next(itertools.chain(self._differences_from_scenario(), self._differences_from_streams()), None)
@@ -202,6 +202,8 @@ class LedgerEntry:
         Raises:
             InputError, LookupError, TypeError, AttributeError or ValueError: The record is none of a run.
         """
+        from fedpriv.claims.recomputed import first_step_before
+
         federation, privacy = self._sections
         scenario_values: dict[str, Any] = {
             "trust": self.record["scenario"]["algorithm"]["trust"],
@@ -215,7 +217,15 @@ class LedgerEntry:
             if (record_value := self.record[name]) != value:
                 yield f"{name} is {record_value!r:.60}, and the scenario gives {value!r:.60}"
         if self.resolved_cell is not None:
-            yield from self._differences_from_cell(self.resolved_cell, self.streams)
+            yield from self._differences_from_cell(
+                self.resolved_cell, [stream for stream in self.streams if stream.step == ROUNDS]
+            )
+            if first_steps := [
+                stream
+                for stream in self.streams
+                if stream.step == FIRST_STEP and stream.party_name != EXTERNAL_PARTY
+            ]:
+                yield from self._differences_from_cell(first_step_before(self.resolved_cell), first_steps)
         elif closer := [stream for stream in self.streams if stream.increment_diameter < APART]:
             yield (
                 f"apart of {closer[0].party_name} is {closer[0].increment_diameter:.6g}, and the scenario names "
@@ -226,13 +236,13 @@ class LedgerEntry:
     def _differences_from_cell(self, cell: "Cell", streams: Sequence[ReleaseStream]) -> Iterator[str]:
         """Describe differences in participation, running sums, weights and increment diameter.
 
-        Only noisy streams of the rounds are compared, not those of a first step.  The weight is that of a data
-        record in its silo for a silo's own stream, and otherwise the largest weight in the mean over silos.
-        Clips, decay and period of the running sums are compared as far as `recompute_sums` gives them.  An
-        increment diameter of two clips, which bounds every other one, is not compared.
+        Only noisy streams are compared.  The weight is that of a data record in its silo for a silo's own stream,
+        and otherwise the largest weight in the mean over silos.  Clips, decay and period of the running sums are
+        compared as far as `recompute_sums` gives them.  An increment diameter of two clips, which bounds every
+        other one, is not compared.
 
         Args:
-            cell: Resolved scenario of the record, or the run of its evaluations.
+            cell: Resolved scenario of the record, or of its first step or evaluations as a run.
             streams: Release streams of the cell.
 
         Raises:
@@ -245,7 +255,7 @@ class LedgerEntry:
         unit, sizes = cell.privacy.protected_unit, cell.batch_sizes
         participation, in_mean = cell.schedule.to_data(), unit.weight_in_mean(silo_weights(cell), sizes)
         clips, decay_and_period = recompute_sums(cell)
-        for stream in (stream for stream in streams if stream.step == ROUNDS and stream.std):
+        for stream in (stream for stream in streams if stream.std):
             has_other_clips = clips is not None and not (
                 len(stream.clips) == len(clips) and all(map(_is_close, stream.clips, clips))
             )
@@ -639,8 +649,7 @@ def _mus_of_worst_record(stream: ReleaseStream) -> list[float]:
 
     For another public order the result is only a candidate, which the caller compares with the guarantee.
     """
-    blocks = stream.mechanism.blocks(stream.workload)
-    epoch_rounds = stream.schedule.rounds_per_epoch
+    blocks, epoch_rounds = stream.mechanism.blocks(stream.workload), stream.schedule.rounds_per_epoch
     if stream.schedule.secret or stream.std == 0.0 or blocks is None or blocks.bands > epoch_rounds:
         return []
     # How far a neighbour moves a sum, for clip 1 and sensitivity 1; `blocks.norms` are norms of C's columns, (T,).

@@ -139,8 +139,7 @@ class ReleaseStream:
             InputError: If the stream cannot be accounted for, or its guarantee is a curve of (ε, δ), which has
                 no μ.
         """
-        guarantee = self.guarantee
-        if guarantee is None:
+        if (guarantee := self.guarantee) is None:
             return math.inf
         if (mu := guarantee.mu) is None:
             raise InputError(
