@@ -140,8 +140,8 @@ class LedgerEntry:
         Guarantee: in a record without a disagreement, trust, silos, relation, unit and δ are those of the
         scenario, whatever is written beside the scenario.  The claim of the releases keeps the scenario's target,
         up to 1 % of a numerical ε.  Where this program can resolve the scenario (`resolved_cell`), the number of
-        rounds is the scenario's, too, and so are participation and weights of rounds with noise, and clips, decay
-        and period of their running sums as far as `recompute_sums` gives them.  The same holds for a first step
+        rounds is the scenario's, too, and so are participation and weights of rounds with noise, and clips, decay,
+        period and the mechanism's name as far as `recompute_sums` gives them.  The same holds for a first step
         that the run took, and for evaluations, which have their own target.
         """
         try:
@@ -237,7 +237,7 @@ class LedgerEntry:
         """Describe differences in participation, running sums, weights and increment diameter.
 
         Only noisy streams are compared.  The weight is that of a data record in its silo for a silo's own stream,
-        and otherwise the largest weight in the mean over silos.  Clips, decay and period of the running sums are
+        and otherwise the largest weight in the mean over silos.  Clips, decay, period and the mechanism's name are
         compared as far as `recompute_sums` gives them.  An increment diameter of two clips, which bounds every
         other one, is not compared.
 
@@ -254,14 +254,14 @@ class LedgerEntry:
 
         unit, sizes = cell.privacy.protected_unit, cell.batch_sizes
         participation, in_mean = cell.schedule.to_data(), unit.weight_in_mean(silo_weights(cell), sizes)
-        clips, decay_and_period = recompute_sums(cell)
+        clips, sums = recompute_sums(cell)
         for stream in (stream for stream in streams if stream.std):
             has_other_clips = clips is not None and not (
                 len(stream.clips) == len(clips) and all(map(_is_close, stream.clips, clips))
             )
             # Integers have a decay that is a multiple of 2^-31.
-            has_other_sums = decay_and_period is not None and not (
-                abs(stream.decay - decay_and_period[0]) < 1e-6 and stream.period == decay_and_period[1]
+            has_other_sums = sums is not None and not (
+                abs(stream.decay - sums[0]) < 1e-6 and (stream.period, stream.mechanism.name) == sums[1:]
             )
             yield from (
                 f"{difference} of the scenario"
@@ -271,7 +271,7 @@ class LedgerEntry:
                         stream.schedule.to_data() != participation,
                     ),
                     (f"clips of {stream.party_name} are not those", has_other_clips),
-                    (f"decay or period of {stream.party_name} is not that", has_other_sums),
+                    (f"decay, period or mechanism of {stream.party_name} is not that", has_other_sums),
                 )
                 if is_other
             )

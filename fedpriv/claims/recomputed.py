@@ -247,13 +247,13 @@ def make_objective(cell: Cell, shapes: Mapping[str, Any]) -> Objective:
         return ModelInputs.from_cell(cell).make_objective(layout, shapes["classes"])
 
 
-def recompute_sums(cell: Cell) -> tuple[tuple[float, ...] | None, tuple[float, int | None] | None]:
-    """Return the clips of a scenario's rounds, and the decay and period of its running sums.
+def recompute_sums(cell: Cell) -> tuple[tuple[float, ...] | None, tuple[float, int | None, str] | None]:
+    """Return the clips of a scenario's rounds, and a description of its running sums.
 
     Returns:
-        A clip for each round, for a mean over one batch, and the pair of decay and period.  Clips or pair are None
-        if they depend on shapes of records.  Both are None if the model runs code outside fedpriv or takes no
-        records of one or two numbers.
+        A clip for each round, for a mean over one batch, and decay, period and the mechanism's name.  Either part
+        is None if it depends on shapes of records.  Both are None if the model runs code outside fedpriv or takes
+        no records of one or two numbers.
     """
     # Clips depend on the seed only if the participation does, so that other seeds share a cached value.
     seed = cell.seed if isinstance(cell.schedule, FreshOrder) else 0
@@ -261,13 +261,13 @@ def recompute_sums(cell: Cell) -> tuple[tuple[float, ...] | None, tuple[float, i
 
 
 @lru_cache(maxsize=64)
-def _cached_sums(canonical: str) -> tuple[tuple[float, ...] | None, tuple[float, int | None] | None]:
+def _cached_sums(canonical: str) -> tuple[tuple[float, ...] | None, tuple[float, int | None, str] | None]:
     try:
         cell = resolve_cell(json.loads(canonical), "record.scenario")
         narrow, wide = (
-            (batch_clips(estimator, cell.schedule), (estimator.decay, estimator.period))
+            (batch_clips(estimator, cell.schedule), (estimator.decay, estimator.period, mechanism.name))
             for problem in (make_problem(cell, _narrow_objective(cell, width)) for width in (1, 2))
-            for estimator in (make_uncalibrated_parts(cell, problem)[0],)
+            for estimator, mechanism, _ in (make_uncalibrated_parts(cell, problem),)
         )
     except (InputError, ValueError, RuntimeError):  # The model takes no records of one or two numbers.
         return None, None

@@ -179,7 +179,7 @@ FIXED: dict[str, Case] = {
         "clips of silos 0-1 is",
     ),
     "weights": both(streams(per_record=0.25), "per_record of silos 0-1 is 0.25"),
-    "decay": both(streams(decay=0.5), "decay or period of silos 0-1"),
+    "decay": both(streams(decay=0.5), "decay, period or mechanism of silos 0-1"),
     "period": Case(streams(period=1), "releases|std gives mu|period of silos 0-1", "record"),
     "apart": both(streams(apart=1.0), r"apart = 1\.0: a run's increments"),
     "relation of the streams": Case(

@@ -464,8 +464,11 @@ def test_persons_in_fewer_silos_than_the_scenario_says_are_seen(tmp_path: Path) 
     assert entry.disagreement == "releases are not those of all rounds, silos and steps of its scenario"
 
 
-def test_less_noise_for_sums_that_do_not_run_is_seen(tmp_path: Path) -> None:
-    """Gains: "ok" for the same μ of less than half of the noise, of single rounds in place of running sums."""
+@pytest.mark.parametrize("mechanism", [IndependentGaussian(), BandedSquareRoot(1.0, 4)])
+def test_less_noise_for_other_running_sums_or_another_mechanism_is_seen(
+    tmp_path: Path, mechanism: IndependentGaussian | BandedSquareRoot
+) -> None:
+    """Gains: "ok" for the same μ of less noise, of single rounds or of another mechanism than the tree."""
     tree = small_tree(
         federation={"silos": 2, "rounds": 16, "batch": 4},
         algorithm={"name": "dp-ftrl", "trust": "untrusted", "clip": 1.0, "step": 0.1},
@@ -474,9 +477,15 @@ def test_less_noise_for_sums_that_do_not_run_is_seen(tmp_path: Path) -> None:
     results = write_run(tmp_path, tree)
     (entry,) = read_ledger(results.parent)
     assert entry.disagreement is None
-    rounds_alone = {"mechanism": {"name": "independent"}, "decay": 0.0}
-    edit_cell(results, lambda cell: cell["releases"][0].update(rounds_alone, std=entry.streams[0].std / 5.0**0.5))
+    decay = 1.0 if mechanism.name == "banded" else 0.0
+    other = dataclasses.replace(entry.streams[0], mechanism=mechanism, decay=decay)
+    edit_cell(
+        results,
+        lambda cell: cell["releases"][0].update(
+            stream_to_data(dataclasses.replace(other, std=other.std * other.mu))
+        ),
+    )
     (entry,) = read_ledger(results.parent)
     assert entry.claim is not None
     assert entry.claim.guarantee.mu == pytest.approx(1.0)
-    assert entry.disagreement == "decay or period of silos 0-1 is not that of the scenario"
+    assert entry.disagreement == "decay, period or mechanism of silos 0-1 is not that of the scenario"
