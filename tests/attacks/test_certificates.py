@@ -195,7 +195,7 @@ FIXED: dict[str, Case] = {
     "streams": both(doubled, "releases are not those of all rounds, silos"),
     "clips of the tests": both(
         streams(tests=True, clips=lambda clips: [[clip / 4, count] for clip, count in clips]),
-        "record: evaluation.releases give mu",
+        "evaluation.releases: clips of silos 0-1 are not",
     ),
     "noise of the tests, by a thousandth": both(
         noise(1.001, tests=True), "record.evaluation.releases: integers.sigma of silos 0-1 is"
