@@ -649,10 +649,11 @@ def _mus_of_worst_record(stream: ReleaseStream) -> list[float]:
 
     For another public order the result is only a candidate, which the caller compares with the guarantee.
     """
+    # `blocks` has the number of bands and the norms of C's columns, or is None for a C that is not banded.
     blocks, epoch_rounds = stream.mechanism.blocks(stream.workload), stream.schedule.rounds_per_epoch
     if stream.schedule.secret or stream.std == 0.0 or blocks is None or blocks.bands > epoch_rounds:
         return []
-    # How far a neighbour moves a sum, for clip 1 and sensitivity 1; `blocks.norms` are norms of C's columns, (T,).
+    # How far a neighbour moves a sum, for clip 1 and sensitivity 1.  `blocks.norms` is (T,).
     distance = moved_by(stream.relation, stream.record_weight, 1.0, stream.increment_diameter)
     mus = distance * stream.workload.clips * blocks.norms / stream.std
     record_mus = [mus[first::epoch_rounds] for first in range(min(epoch_rounds, len(mus)))]

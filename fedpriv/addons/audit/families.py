@@ -285,6 +285,7 @@ def audit_canaries(
     """
     plans = {name: part.build_plan() for name, part in parts.items()}
     trials = {name: part.collect_trials(plans[name], part.run_count, None, steps) for name, part in parts.items()}
+    # A run without noise tells how far each canary's score is from the threshold.
     exact_trials = (
         collect_exact_trials(part.small_cell, part.build_layout(plans[name]), run_seed(part.seed, 0))
         for name, part in parts.items()
