@@ -396,18 +396,23 @@ class LedgerEntry:
     def _streams_match_scenario(self) -> bool:
         """Whether streams have all rounds of the record and steps of its scenario, and noisy ones all silos.
 
+        Only a deployment, or a simulation in integers, may have integers in its streams.
         A scenario with `data.scale` needs a first step if the run has noise.  If the run did not take this step
         itself, a stream of the party "elsewhere" (`EXTERNAL_PARTY`) stands for it.  Noisy streams also have to
         have the relation and the unit of [privacy], and to keep the targets that it sets for single silos.
         """
         record, noisy = self.record, [stream for stream in self.streams if stream.std]
-        first_steps = [stream for stream in self.streams if stream.step == FIRST_STEP]
-        rounds = [stream for stream in self.streams if stream.step == ROUNDS]
+        first_steps, rounds = (
+            [stream for stream in self.streams if stream.step == step] for step in (FIRST_STEP, ROUNDS)
+        )
         scale, privacy = record["scenario"]["data"].get("scale"), record["scenario"]["privacy"]
-        # Refused are streams of other steps, a first step without scaling, scaling of a run with noise without a
-        # first step, and a first step elsewhere whose μ is below its share of the claim.
+        # Refused are integers of a simulation in floating point, streams of other steps, a first step without
+        # scaling, scaling of a run with noise without a first step, and a first step elsewhere whose μ is below
+        # its share of the claim.
+        is_float = record["engine"] != "deployment" and record["scenario"]["run"].get("arithmetic") != "integers"
         if (
-            len(first_steps) + len(rounds) < len(self.streams)
+            (is_float and any(stream.integer_release for stream in (*self.streams, *self.test_streams)))
+            or len(first_steps) + len(rounds) < len(self.streams)
             or (bool(scale) != bool(first_steps) and (noisy or first_steps))
             or not self._charges_whole_share(scale, first_steps)
         ):

@@ -489,3 +489,23 @@ def test_less_noise_for_other_running_sums_or_another_mechanism_is_seen(
     assert entry.claim is not None
     assert entry.claim.guarantee.mu == pytest.approx(1.0)
     assert entry.disagreement == "decay, period or mechanism of silos 0-1 is not that of the scenario"
+
+
+def test_integers_in_a_simulation_in_floating_point_are_seen(tmp_path: Path) -> None:
+    """Gains: a claim "for the arithmetic of the program itself" of a run whose releases were floating point."""
+    tree = small_tree(
+        federation={"silos": 1, "rounds": 1, "batch": 4},
+        algorithm={"name": "dp-sgd", "trust": "untrusted", "clip": 1.0, "step": 0.1},
+        privacy={"relation": "replace-one", "mu": 1.0},
+    )
+    results = write_run(tmp_path, tree)
+    (entry,) = read_ledger(results.parent)
+    integers = {"exponent": -30, "sigma": entry.streams[0].std * 4.0 * 2.0**30, "dimension": 100, "owners": 1}
+    cell = edit_cell(results, lambda cell: cell["releases"][0].update(integers=integers))
+    claim = compute_claim([stream_from_data(cell["releases"][0])])
+    assert claim is not None
+    edit_cell(results, lambda cell: cell.update(claim.figures(cell["delta"])))
+    (entry,) = read_ledger(results.parent)
+    assert entry.claim is not None
+    assert entry.claim.exact
+    assert entry.disagreement == "releases are not those of all rounds, silos and steps of its scenario"
