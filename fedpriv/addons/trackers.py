@@ -105,8 +105,8 @@ _mlflow_name = partial(re.compile(r"[^/\w.\- ]").sub, "-")
 class MLflow:
     """Runs of MLflow at a tracking URI.
 
-    A dash replaces each character that MLflow refuses in the name of a parameter or metric, such as "=".  A value
-    of a parameter that is longer than every version of MLflow takes, 500 characters, is cut, with "…" at its end.
+    In the name of a parameter or metric, a dash replaces each character that some version of MLflow refuses, such
+    as "=".  A value of a parameter is cut to 500 characters, which every version takes, with "…" at its end.
     """
 
     def __init__(self, uri: str) -> None:
@@ -182,7 +182,7 @@ def make_tracker(name: str, place: str) -> TrackerObserver:
         place: Its folder, URI or project.
 
     Raises:
-        InputError: If the extra of the tracker is not installed.
+        InputError: The extra of the tracker is not installed.
     """
     return TrackerObserver(TRACKERS[name](place))
 

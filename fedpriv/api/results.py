@@ -16,7 +16,7 @@ from fedpriv.core.errors import InputError, refuse
 from fedpriv.core.figures import format_count, format_upper, format_upper_delta
 from fedpriv.data.given import to_record_array
 from fedpriv.loss.imported import copy_with_parameters, make_trained_model
-from fedpriv.loss.losses import FunctionLoss, predict_labels
+from fedpriv.loss.losses import FunctionLoss, PoissonLoss, predict_labels
 from fedpriv.plan.task import ModelInputs, load_public_task
 from fedpriv.scenario.load import resolve_cell
 from fedpriv.scenario.schema import Cell
@@ -198,7 +198,9 @@ class CellResults(MetricsMixin):
         labels = np.asarray(predict_labels(trained.loss, trained.outputs(features)))
         schema = self._resolve_cell().data.table_schema
         return (
-            labels if schema is None or isinstance(trained.loss, FunctionLoss) else schema.to_target_units(labels)
+            labels
+            if schema is None or isinstance(trained.loss, FunctionLoss | PoissonLoss)
+            else schema.to_target_units(labels)
         )
 
     def _resolve_cell(self) -> Cell:

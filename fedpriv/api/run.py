@@ -266,13 +266,14 @@ def run(
         fields: Names or positions of an item's record and label where items are no pairs, such as
             ("image", "label"), or ((0, 1), 2) for two inputs of a record.
         model: Torch module instead of the scenario's model; training starts from its parameters.  It maps (n, …)
-            to (n, classes), or to (n, 1) for a regression or the loss "binary", and has outputs for each label if
-            records have several.  The module itself is not changed.  A module needs `train` and `test`.
+            to (n, classes), to (n, 1) for a regression or the loss "binary", or to (n, bins) for "hazard", and has
+            outputs for each label if records have several.  The module itself is not changed.  A module needs
+            `train` and `test`.
         classes: Number of classes, 0 for a regression; by default one more than the largest label if labels are
-            integers or booleans, else 0.
+            integers or booleans, which makes this number public, else 0.
         loss: Loss of a module: a name ("cross-entropy", "binary", "squared-error", "absolute-error", "huber",
-            "poisson"), {"name": …, "class_weights": […], "label_smoothing": …}, or a function of one record's
-            output and label.  By default cross-entropy, or squared error for a regression.
+            "poisson", "hazard"), {"name": …, "class_weights": […], "label_smoothing": …}, or a function of one
+            record's output and label.  By default cross-entropy, or squared error for a regression.
         epsilon: Value of `privacy.epsilon`, or several to sweep.
         trust: Value of `algorithm.trust`, or several to sweep.
         algorithm: Value of `algorithm.name`, or several to sweep, also of algorithms of your own.
@@ -343,8 +344,8 @@ def run(
 def load(folder: str | Path) -> RunResults:
     """Read the results in a run's folder.
 
-    A module that a program gave to `run` is not stored: `model()` has its parameters in any process, but
-    `to_module` and `predict` only in the process of the run.
+    A module that a program gave to `run` is not stored: `model()` loads its parameters in any process, but
+    `to_module` and `predict` work only in a process that gave it to `run`.
 
     Raises:
         InputError: The folder has no results or no history, or they cannot be read.
@@ -373,7 +374,7 @@ def format_assignment(key: str, value: Any, source: str = "set") -> str:
     `source`, the argument or file that has the key.
 
     Raises:
-        InputError: The value is none of these, a number is not finite, or an item of a list is no value of TOML.
+        InputError: The value is none of these, a number is not finite, or the value cannot be written as TOML.
     """
     try:
         text = json.dumps(value, ensure_ascii=False, allow_nan=False, default=lambda number: number.item())

@@ -65,8 +65,8 @@ class PrivacyClaim(Generic[Promise]):
     """Guarantee with its neighbouring relation and its unit of protection.
 
     Guarantee: `guarantee` holds for neighbouring data sets under `relation` that differ in one `unit`, whatever
-    the adversary knows about all other units.  If the sensitivity rests on more than clipping, it holds under
-    `Mechanism.assumption`, too.
+    the adversary knows about all other units.  If the sensitivity rests on more than clipping, it holds only if
+    `Mechanism.assumption` does.
     """
 
     guarantee: Promise
@@ -211,7 +211,10 @@ _FIGURES = ("mu", "zcdp", "epsilon", "epsilon_paper", "counted_mu")
 def _format_line(
     claim: PrivacyClaim[Guarantee], figure_sets: Sequence[Mapping[str, Any]], delta: float, server: str
 ) -> str:
-    """Return unit, relation, `server` and each figure, as a number or as a range over `figure_sets`."""
+    """Return unit, relation, trust setting and each figure, as a number or as a range over `figure_sets`.
+
+    `server` is the trust setting as ", untrusted server", or "" to leave it out.
+    """
     values = {name: [facts[name] for facts in figure_sets if facts.get(name) is not None] for name in _FIGURES}
     ranges = {
         name: (format_epsilon_range if name == "epsilon" else format_upper_range)(numbers)
@@ -294,8 +297,9 @@ def compute_claim(streams: Sequence["ReleaseStream"]) -> PrivacyClaim[Guarantee]
     """Compute the claim of all streams together, or None without streams or if one has no noise.
 
     Guarantee: in each step, the streams of at most `unit.max_silos` silos contain contributions of one unit.  As
-    many silos are charged, those of largest μ, composed.  Records are in one silo each, so for records the worst
-    stream of a step is charged.  Steps of a run, which read the same records, are composed: μ² = Σ μ_step².
+    many silos are charged, those of largest μ, composed.  A stream of sums over silos is charged once, with the
+    unit's weight in all of them.  Records are in one silo each, so for records the worst stream of a step is
+    charged.  Steps of a run, which read the same records, are composed: μ² = Σ μ_step².
 
     Raises:
         InputError: If streams have different relations or units, or cannot be accounted for or compared, or if

@@ -22,7 +22,7 @@ noise multiplier of a Gaussian event is the noise's standard deviation over this
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from importlib import metadata
 from pathlib import Path
@@ -138,10 +138,11 @@ class LedgerEntry:
         A record that lacks a field that is compared, or has one of another form, is described, too.
 
         Guarantee: in a record without a disagreement, trust, silos, relation, unit and δ are those of the
-        scenario, whatever is written beside the scenario.  The noise promises what the scenario asks for, within
-        1 % of a numerical ε.  Where this program can resolve the scenario (`resolved_cell`), the number of rounds
-        is the scenario's, too, and so are participation, weights and clips of rounds with noise, as far as
-        `recompute_clips` gives the clips.
+        scenario, whatever is written beside the scenario.  The claim of the releases keeps the scenario's target,
+        up to 1 % of a numerical ε.  Where this program can resolve the scenario (`resolved_cell`), the number of
+        rounds is the scenario's, too, and so are participation and weights of rounds with noise, and clips, decay,
+        period and the mechanism's name as far as `recompute_sums` gives them.  The same holds for a first step
+        that the run took, and for evaluations, which have their own target.
         """
         try:
             return next(itertools.chain(self._differences_from_scenario(), self._differences_from_streams()), None)
@@ -194,12 +195,15 @@ class LedgerEntry:
     def _differences_from_scenario(self) -> Iterator[str]:
         """Describe differences of the record and its streams from the record's scenario.
 
-        If the scenario names code that is not imported here, rounds, participation, weights and clips are not
-        compared, and an increment diameter below two clips counts as a difference, because it cannot be checked.
+        If the scenario names code that is not imported here, rounds, participation, weights and running sums are
+        not compared.  An increment diameter below two clips then counts as a difference, because it cannot be
+        checked.
 
         Raises:
             InputError, LookupError, TypeError, AttributeError or ValueError: The record is none of a run.
         """
+        from fedpriv.claims.recomputed import first_step_before
+
         federation, privacy = self._sections
         scenario_values: dict[str, Any] = {
             "trust": self.record["scenario"]["algorithm"]["trust"],
@@ -213,7 +217,15 @@ class LedgerEntry:
             if (record_value := self.record[name]) != value:
                 yield f"{name} is {record_value!r:.60}, and the scenario gives {value!r:.60}"
         if self.resolved_cell is not None:
-            yield from self._differences_from_cell(self.resolved_cell)
+            yield from self._differences_from_cell(
+                self.resolved_cell, [stream for stream in self.streams if stream.step == ROUNDS]
+            )
+            if first_steps := [
+                stream
+                for stream in self.streams
+                if stream.step == FIRST_STEP and stream.party_name != EXTERNAL_PARTY
+            ]:
+                yield from self._differences_from_cell(first_step_before(self.resolved_cell), first_steps)
         elif closer := [stream for stream in self.streams if stream.increment_diameter < APART]:
             yield (
                 f"apart of {closer[0].party_name} is {closer[0].increment_diameter:.6g}, and the scenario names "
@@ -221,39 +233,54 @@ class LedgerEntry:
             )
         yield from self._differences_from_target(privacy)
 
-    def _differences_from_cell(self, cell: "Cell") -> Iterator[str]:
-        """Describe differences in participation, weights, clips and increment diameter.
+    def _differences_from_cell(self, cell: "Cell", streams: Sequence[ReleaseStream]) -> Iterator[str]:
+        """Describe differences in participation, running sums, weights and increment diameter.
 
-        Only noisy streams of the rounds are compared, not those of a first step.  The weight is that of a data
-        record in its silo for a silo's own stream, and otherwise the largest weight in the mean over silos.  Clips
-        that `recompute_clips` does not give are not compared.  Nor is an increment diameter of two clips, which
-        bounds every other one.
+        Only noisy streams are compared.  The weight is that of a data record in its silo for a silo's own stream,
+        and otherwise the largest weight in the mean over silos.  Clips, decay, period and the mechanism's name are
+        compared as far as `recompute_sums` gives them.  An increment diameter of two clips, which bounds every
+        other one, is not compared.
 
         Args:
-            cell: Resolved scenario of the record.
+            cell: Resolved scenario of the record, or of its first step or evaluations as a run.
+            streams: Release streams of the cell.
 
         Raises:
             InputError: A smaller increment diameter cannot be recomputed.
             IndexError: A stream is of a silo that the scenario does not have.
         """
-        from fedpriv.claims.recomputed import recompute_clips, recompute_diameter
+        from fedpriv.claims.recomputed import recompute_diameter, recompute_sums
         from fedpriv.plan.plan import silo_weights
 
         unit, sizes = cell.privacy.protected_unit, cell.batch_sizes
         participation, in_mean = cell.schedule.to_data(), unit.weight_in_mean(silo_weights(cell), sizes)
-        for stream in (stream for stream in self.streams if stream.step == ROUNDS and stream.std):
-            if stream.schedule.to_data() != participation:
-                yield f"participation of {stream.party_name} is not that of the scenario"
+        clips, sums = recompute_sums(cell)
+        for stream in (stream for stream in streams if stream.std):
+            has_other_clips = clips is not None and not (
+                len(stream.clips) == len(clips) and all(map(_is_close, stream.clips, clips))
+            )
+            # Integers have a decay that is a multiple of 2^-31.
+            has_other_sums = sums is not None and not (
+                abs(stream.decay - sums[0]) < 1e-6 and (stream.period, stream.mechanism.name) == sums[1:]
+            )
+            yield from (
+                f"{difference} of the scenario"
+                for difference, is_other in (
+                    (
+                        f"participation of {stream.party_name} is not that",
+                        stream.schedule.to_data() != participation,
+                    ),
+                    (f"clips of {stream.party_name} are not those", has_other_clips),
+                    (f"decay, period or mechanism of {stream.party_name} is not that", has_other_sums),
+                )
+                if is_other
+            )
             weights = [unit.weight_in_silo(sizes[silo]) for silo in stream.silos] or [in_mean]
             if other_weights := [weight for weight in weights if not _is_close(stream.record_weight, weight)]:
                 yield (
                     f"per_record of {stream.party_name} is {stream.record_weight:.6g}, and the scenario gives "
                     f"{other_weights[0]:.6g}"
                 )
-            if (clips := recompute_clips(cell)) is not None and not (
-                len(stream.clips) == len(clips) and all(map(_is_close, stream.clips, clips))
-            ):
-                yield f"clips of {stream.party_name} are not those of the scenario"
             if stream.increment_diameter < APART and stream.increment_diameter != (
                 diameter := recompute_diameter(cell)
             ):
@@ -311,8 +338,11 @@ class LedgerEntry:
         """Describe how evaluations by silos differ from those that the scenario asks for.
 
         Their presence, number and increment diameter are compared, silos and relation if they have noise, their μ
-        with the target of the scenario, and the record's μ for them with the one that their releases give.
+        with the target of the scenario, and the record's μ for them with the one that their releases give.  If the
+        scenario is resolved, participation, weights and running sums of noisy ones are compared, too.
         """
+        from fedpriv.plan.evaluation import evaluation_cell
+
         tests, section = self.test_streams, self.record["scenario"].get("evaluation")
         if not bool(section) == bool(tests) == bool(self.record.get("evaluation")):
             yield (
@@ -322,17 +352,27 @@ class LedgerEntry:
         if not section or not tests:
             return
         noisy = [stream for stream in tests if stream.std]
-        if noisy and not _cover_all_silos(
-            noisy, "trusted" if tests[0].party_name == "server" else "untrusted", self._sections[0].silos
-        ):
-            yield "evaluation.releases are not those of all silos of the scenario"
         count = min(self.record["rounds"], self.record["scenario"]["run"]["evaluations"])
-        if any(stream.schedule.rounds != count for stream in tests):
-            yield f"evaluation.releases are not those of {count} evaluations"
-        if any(stream.relation != self.record["relation"] for stream in noisy):
-            yield "evaluation.releases have another relation than the scenario"
-        if any(stream.increment_diameter < APART for stream in tests) and not section.get("curves"):
-            yield "evaluation.releases have an apart below 2, and the scenario has no evaluation of curves"
+        is_different = {
+            "are not those of all silos of the scenario": bool(noisy)
+            and not _cover_all_silos(
+                noisy, "trusted" if tests[0].party_name == "server" else "untrusted", self._sections[0].silos
+            ),
+            f"are not those of {count} evaluations": any(stream.schedule.rounds != count for stream in tests),
+            "have another relation than the scenario": any(
+                stream.relation != self.record["relation"] for stream in noisy
+            ),
+            "have an apart below 2, and the scenario has no evaluation of curves": not section.get("curves")
+            and any(stream.increment_diameter < APART for stream in tests),
+        }
+        yield from (
+            f"evaluation.releases {difference}" for difference, is_found in is_different.items() if is_found
+        )
+        if self.resolved_cell is not None:
+            # The diameter of curves' increments is not that of the cell's model.
+            streams = [replace(stream, increment_diameter=APART) for stream in tests]
+            for difference in self._differences_from_cell(evaluation_cell(self.resolved_cell), streams):
+                yield f"evaluation.releases: {difference}"
         mu, target = evaluation_mu(tests), section.get("mu")
         if not _is_close(self.claimed_test_mu, mu):
             yield f"evaluation.mu is {self.claimed_test_mu!r:.60}, and its releases give {mu!r:.60}"
@@ -356,18 +396,23 @@ class LedgerEntry:
     def _streams_match_scenario(self) -> bool:
         """Whether streams have all rounds of the record and steps of its scenario, and noisy ones all silos.
 
+        Only a deployment, or a simulation in integers, may have integers in its streams.
         A scenario with `data.scale` needs a first step if the run has noise.  If the run did not take this step
         itself, a stream of the party "elsewhere" (`EXTERNAL_PARTY`) stands for it.  Noisy streams also have to
         have the relation and the unit of [privacy], and to keep the targets that it sets for single silos.
         """
         record, noisy = self.record, [stream for stream in self.streams if stream.std]
-        first_steps = [stream for stream in self.streams if stream.step == FIRST_STEP]
-        rounds = [stream for stream in self.streams if stream.step == ROUNDS]
+        first_steps, rounds = (
+            [stream for stream in self.streams if stream.step == step] for step in (FIRST_STEP, ROUNDS)
+        )
         scale, privacy = record["scenario"]["data"].get("scale"), record["scenario"]["privacy"]
-        # Refused are streams of other steps, a first step without scaling, scaling of a run with noise without a
-        # first step, and a first step elsewhere whose μ is below its share of the claim.
+        # Refused are integers of a simulation in floating point, streams of other steps, a first step without
+        # scaling, scaling of a run with noise without a first step, and a first step elsewhere whose μ is below
+        # its share of the claim.
+        is_float = record["engine"] != "deployment" and record["scenario"]["run"].get("arithmetic") != "integers"
         if (
-            len(first_steps) + len(rounds) < len(self.streams)
+            (is_float and any(stream.integer_release for stream in (*self.streams, *self.test_streams)))
+            or len(first_steps) + len(rounds) < len(self.streams)
             or (bool(scale) != bool(first_steps) and (noisy or first_steps))
             or not self._charges_whole_share(scale, first_steps)
         ):
@@ -384,7 +429,7 @@ class LedgerEntry:
         if privacy.get("shares") and not _promise_shares([stream for stream in rounds if stream.std], privacy):
             return False
         return all(
-            (noisy_stream.relation, noisy_stream.unit.name) == (privacy["relation"], privacy["unit"])
+            (noisy_stream.relation, noisy_stream.unit) == (privacy["relation"], self._sections[1].protected_unit)
             for noisy_stream in noisy
         )
 
@@ -609,11 +654,11 @@ def _mus_of_worst_record(stream: ReleaseStream) -> list[float]:
 
     For another public order the result is only a candidate, which the caller compares with the guarantee.
     """
-    blocks = stream.mechanism.blocks(stream.workload)
-    epoch_rounds = stream.schedule.rounds_per_epoch
+    # `blocks` has the number of bands and the norms of C's columns, or is None for a C that is not banded.
+    blocks, epoch_rounds = stream.mechanism.blocks(stream.workload), stream.schedule.rounds_per_epoch
     if stream.schedule.secret or stream.std == 0.0 or blocks is None or blocks.bands > epoch_rounds:
         return []
-    # How far a neighbour moves a sum, for clip 1 and sensitivity 1; `blocks.norms` are norms of C's columns, (T,).
+    # How far a neighbour moves a sum, for clip 1 and sensitivity 1.  `blocks.norms` is (T,).
     distance = moved_by(stream.relation, stream.record_weight, 1.0, stream.increment_diameter)
     mus = distance * stream.workload.clips * blocks.norms / stream.std
     record_mus = [mus[first::epoch_rounds] for first in range(min(epoch_rounds, len(mus)))]

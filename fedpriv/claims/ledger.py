@@ -139,8 +139,7 @@ class ReleaseStream:
             InputError: If the stream cannot be accounted for, or its guarantee is a curve of (ε, δ), which has
                 no μ.
         """
-        guarantee = self.guarantee
-        if guarantee is None:
+        if (guarantee := self.guarantee) is None:
             return math.inf
         if (mu := guarantee.mu) is None:
             raise InputError(
@@ -219,7 +218,7 @@ def stream_from_data(data: Mapping[str, Any]) -> ReleaseStream:
     """Convert plain data to a stream, the inverse of `stream_to_data`.
 
     The key `owner` has the name of the party.  A stream without the key `step` is one of the rounds.
-    Integers, and the numbers of some mechanisms, are checked only when the stream is accounted for.
+    Ranges of integers, and the numbers of some mechanisms, are checked only when the stream is accounted for.
 
     Raises:
         InputError: If a value is refused as none that a run can have.
@@ -242,6 +241,14 @@ def stream_from_data(data: Mapping[str, Any]) -> ReleaseStream:
                 0.0 < clip < math.inf and type(rounds) is int and rounds > 0 for clip, rounds in data["clips"]
             )
             or sum(rounds for _, rounds in data["clips"]) != schedule.rounds,
+            "ledger: integers: expected whole numbers exponent, dimension and owners, and a number sigma": (
+                integers := data.get("integers") or {}
+            )
+            != {}
+            and not (
+                all(type(integers[name]) is int for name in ("exponent", "dimension", "owners"))
+                and type(integers["sigma"]) in (int, float)
+            ),
         }
     )
     return ReleaseStream(
@@ -255,7 +262,7 @@ def stream_from_data(data: Mapping[str, Any]) -> ReleaseStream:
         std=std,
         period=period,
         unit=unit_from_data(data["unit"]),
-        integer_release=IntegerRelease(**data["integers"]) if data.get("integers") else None,
+        integer_release=IntegerRelease(**integers) if integers else None,
         step=data.get("step", ROUNDS),
         increment_diameter=_read_increment_diameter(data, schedule),
     )

@@ -68,8 +68,8 @@ class RunPlans:
         """Compare a record's releases with those of the plans.
 
         Guarantee: in a record that passes, the owner, mechanism, participation, decay, clips, weights, relation,
-        noise, period, unit, integers, step and distance of every stream are those of the plan, numbers up to a
-        relative 1e-9.  A record with more noise than planned, which would be on the safe side, does not pass
+        noise, period, unit, integers, step and increment diameter of every stream are those of the plan, floats up
+        to a relative 1e-9.  A record with more noise than planned, which would be on the safe side, does not pass
         either.
 
         Raises:
@@ -247,31 +247,32 @@ def make_objective(cell: Cell, shapes: Mapping[str, Any]) -> Objective:
         return ModelInputs.from_cell(cell).make_objective(layout, shapes["classes"])
 
 
-def recompute_clips(cell: Cell) -> tuple[float, ...] | None:
-    """Return the clips of a scenario's rounds, for a mean over one batch.
+def recompute_sums(cell: Cell) -> tuple[tuple[float, ...] | None, tuple[float, int | None, str] | None]:
+    """Return the clips of a scenario's rounds, and a description of its running sums.
 
     Returns:
-        A clip for each round.  The result is None if the clips depend on shapes of records, or if the model runs
-        code outside fedpriv or takes no records of one or two numbers.
+        A clip for each round, for a mean over one batch, and decay, period and the mechanism's name.  Either part
+        is None if it depends on shapes of records.  Both are None if the model runs code outside fedpriv or takes
+        no records of one or two numbers.
     """
     # Clips depend on the seed only if the participation does, so that other seeds share a cached value.
     seed = cell.seed if isinstance(cell.schedule, FreshOrder) else 0
-    return _cached_clips(json.dumps({**cell.canonical_data(), "seed": seed}, sort_keys=True))
+    return _cached_sums(json.dumps({**cell.canonical_data(), "seed": seed}, sort_keys=True))
 
 
 @lru_cache(maxsize=64)
-def _cached_clips(canonical: str) -> tuple[float, ...] | None:
-    cell = resolve_cell(json.loads(canonical), "record.scenario")
+def _cached_sums(canonical: str) -> tuple[tuple[float, ...] | None, tuple[float, int | None, str] | None]:
     try:
+        cell = resolve_cell(json.loads(canonical), "record.scenario")
         narrow, wide = (
-            batch_clips(
-                make_uncalibrated_parts(cell, make_problem(cell, _narrow_objective(cell, width)))[0], cell.schedule
-            )
-            for width in (1, 2)
+            (batch_clips(estimator, cell.schedule), (estimator.decay, estimator.period, mechanism.name))
+            for problem in (make_problem(cell, _narrow_objective(cell, width)) for width in (1, 2))
+            for estimator, mechanism, _ in (make_uncalibrated_parts(cell, problem),)
         )
     except (InputError, ValueError, RuntimeError):  # The model takes no records of one or two numbers.
-        return None
-    return narrow if narrow == wide else None  # Clips of two widths differ if they depend on shapes.
+        return None, None
+    # Values of two widths differ if they depend on shapes.
+    return narrow[0] if narrow[0] == wide[0] else None, narrow[1] if narrow[1] == wide[1] else None
 
 
 def recompute_diameter(cell: Cell) -> float:

@@ -428,7 +428,7 @@ def open_text(path: Path, cell_format: CellFormat) -> IO[bytes]:
 
     Raises:
         InputError: The file cannot be converted.
-        UnicodeDecodeError: The file has to be converted, and is not in UTF-8.
+        UnicodeDecodeError: The file has to be converted, and is in neither UTF-8 nor UTF-16.
         OSError: The file cannot be read.
     """
     with path.open("rb") as file:
@@ -446,7 +446,7 @@ def _read_csv(path: Path, cell_format: CellFormat) -> RawTable:
 
     Raises:
         InputError: The file is no table.
-        UnicodeDecodeError: The file is not in UTF-8.
+        UnicodeDecodeError: The file is in neither UTF-8 nor UTF-16.
         OSError: The file cannot be read.
     """
     pa, _ = _import_arrow()
@@ -500,7 +500,7 @@ def _iterate_records(path: Path, cell_format: CellFormat) -> Iterator[tuple[int,
 
     Raises:
         InputError: A record is no CSV, or the file cannot be converted to CSV.
-        UnicodeDecodeError: The file is not in UTF-8.
+        UnicodeDecodeError: The file is in neither UTF-8 nor UTF-16.
         OSError: The file cannot be read.
     """
     with io.TextIOWrapper(open_text(path, cell_format), encoding="utf-8-sig", newline="") as file:
@@ -519,7 +519,7 @@ def _check_rows(path: Path, cell_format: CellFormat) -> None:
     Raises:
         InputError: A record is not, and the message names the line of the first one, or the file cannot be
             converted.
-        UnicodeDecodeError: The file is not in UTF-8.
+        UnicodeDecodeError: The file is in neither UTF-8 nor UTF-16.
         OSError: The file cannot be read.
     """
     column_count = None
@@ -647,7 +647,17 @@ def _column_from_arrow(column: Any) -> CellColumn:
 
 
 def _as_text(value: Any) -> str:
-    return "" if value is None else str(value).strip()
+    """Return a value's text, for a float that is an integer below 2^53 in size without a point.
+
+    So a record's integer has one text, even if another record's missing value makes floats of the column.
+    """
+    return (
+        ""
+        if value is None
+        else str(int(value))
+        if isinstance(value, float) and value.is_integer() and abs(value) < 2**53
+        else str(value).strip()
+    )
 
 
 def _check_header(names: Sequence[str], source: str) -> tuple[list[str], dict[str, str]]:

@@ -33,7 +33,7 @@ class Scaling:
     """Public map of features, which replaces feature columns[j] by (feature - means[j]) / deviations[j]."""
 
     columns: tuple[int, ...]
-    """Indices of the scaled features in a record, (k,)."""
+    """Indices of the scaled features in a record, (k,), one or more."""
     means: tuple[float, ...]
     """(k,), in units of the features before the scaling, whose public range is -1 … 1."""
     deviations: tuple[float, ...]
@@ -140,7 +140,7 @@ class EncodedTable(TableRows):
     """Rows of a file with their features and raw cells."""
 
     features: NDArray[np.floating[Any]]
-    """Features of all columns, (n, width), in the alphabetical order of the columns."""
+    """Features of all columns, (n, width), in the order of `TableSchema.sorted_columns`."""
     raw_cells: NDArray[np.float64]
     """Cells before they are clipped or filled, (n, columns), in the order of `TableSchema.raw_columns`.
 
@@ -217,8 +217,9 @@ def encode_features(
     """Return the features of `rows`, (rows, width), rounded to `dtype`.
 
     A column of numbers is one feature in -1 … 1, and a column of words has one feature for each word, 1 for the
-    cell's word and otherwise 0.  Columns follow each other in alphabetical order.  A missing value is encoded as
-    the value that the schema puts in its place.  Without one the row does not count, and some value is encoded.
+    cell's word and otherwise 0.  Columns are in the order of `TableSchema.sorted_columns`.  A missing value is
+    encoded as the value that the schema puts in its place.  Without one the row does not count, and some value is
+    encoded.
 
     Guarantee: a record's features depend on its own cells and on `schema` alone.
 

@@ -1,7 +1,7 @@
 """Partition records over silos, and split them into training and test parts, by public choices.
 
 `silo_sizes` computes the number of records of each silo without reading a record, because batch sizes are public.
-A `partition_…` function returns the row indices of each silo, in the order in which the silo reads them.
+A `partition_…` function returns the row indices of each silo, in the silo's order of records.
 
 `split_rows` gives each row of a file a place, its position in the training part, in the test part, or in both.
 The place of a row does not depend on its content, such as a missing value.  A row that has a place and does not
@@ -323,7 +323,7 @@ def blank_labels(labels: NDArray[Any], is_counted: NDArray[np.bool_]) -> NDArray
     """Replace the labels of rows that do not count by -1, or by NaN if labels are floats.
 
     Args:
-        labels: (n, ...).
+        labels: Signed integers or floats, (n, ...).
         is_counted: Mask of the rows that count, (n,).
     """
     absent: float = np.nan if np.issubdtype(labels.dtype, np.floating) else _ABSENT_CLASS
@@ -425,8 +425,8 @@ def silo_sizes(records: int, silos: int, skew: float | None, seed: int, min_size
     Args:
         records: Number of records to distribute.
         silos: Number of silos.
-        skew: Concentration of the symmetric Dirichlet distribution over silos, above 0, where a small one is
-            uneven, or None for equal silos.
+        skew: Concentration of the symmetric Dirichlet distribution over silos, above 0 and finite, where a small
+            one is uneven, or None for equal silos.
         seed: Public seed of the distribution, 0 or more.
         min_size: Fewest records of a silo.
 
@@ -587,7 +587,7 @@ def partition_shards(labels: NDArray[np.int64], sizes: Sequence[int], seed: int,
     """Sort records by label, cut them into `per_silo` shards for each silo, and deal the shards at random.
 
     A shard is here a piece of consecutive records, and the shards of a silo have equal lengths, up to one record.
-    The records are a random choice of as many as the silos take.  A silo reads its records in a random order.
+    The records are a random choice of as many as the silos take.  The order of a silo's records is random.
 
     Source: McMahan et al. 2017, section 3, who assign 2 shards to a client.
 

@@ -135,7 +135,7 @@ class Survival(TableSection):
 class TableSchema(TableSection):
     """Public description of a table, [data.table] of a scenario and [table] of a policy.
 
-    Features stand in the alphabetical order of their columns.
+    Features stand in the order of `sorted_columns`.
     """
 
     public: bool = Field(
@@ -259,7 +259,7 @@ class TableSchema(TableSection):
 
     @property
     def sorted_columns(self) -> list[tuple[str, FeatureColumn]]:
-        """Columns with their names, in the order of their features."""
+        """Names and columns, sorted by name, which is the order of their features."""
         return sorted(self.columns.items())
 
     @property

@@ -287,3 +287,18 @@ def test_predictions_of_a_tables_target_are_in_the_unit_of_its_column(tmp_path: 
     assert 20.0 < predicted.min() <= predicted.max() < 100.0
     errors = [predicted[index] - float(row["age"]) for index, row in enumerate(rows()) if row["part"] == "test"]
     assert float(np.mean(np.square(errors))) / 40.0**2 == pytest.approx(2.0 * cell.test_loss, rel=1e-6)
+
+
+@pytest.mark.filterwarnings("ignore:(Of the|The model|By its)")
+def test_a_table_trained_by_the_poisson_loss_predicts_logarithms_of_rates(tmp_path: Path) -> None:
+    """Was: the logarithms mapped from -1 … 1 to the range of the column."""
+    columns = {"sex": {"values": ["f", "m"]}, "pain": {"values": ["none", "some", "*"]}}
+    tree = {
+        **table_tree(write_csv(tmp_path / "t.csv", rows()), target="age", range=[20.0, 100.0], columns=columns),
+        "model": {"name": "torch.nn:Linear", "loss": "poisson"},
+        "privacy": {"relation": "zero-out", "mode": "none"},
+    }
+    del tree["data"]["table"]["classes"]
+    (cell,) = fedpriv.run(tree, out=tmp_path / "run")
+    outputs = cell.to_module().double()(torch.ones(2, 5).double()).squeeze(-1).detach().numpy()
+    assert cell.predict(np.ones((2, 5))) == pytest.approx(outputs, rel=1e-5)

@@ -179,7 +179,7 @@ FIXED: dict[str, Case] = {
         "clips of silos 0-1 is",
     ),
     "weights": both(streams(per_record=0.25), "per_record of silos 0-1 is 0.25"),
-    "decay": both(streams(decay=0.5), "record: std gives mu = 3.16"),
+    "decay": both(streams(decay=0.5), "decay, period or mechanism of silos 0-1"),
     "period": Case(streams(period=1), "releases|std gives mu|period of silos 0-1", "record"),
     "apart": both(streams(apart=1.0), r"apart = 1\.0: a run's increments"),
     "relation of the streams": Case(
@@ -195,7 +195,7 @@ FIXED: dict[str, Case] = {
     "streams": both(doubled, "releases are not those of all rounds, silos"),
     "clips of the tests": both(
         streams(tests=True, clips=lambda clips: [[clip / 4, count] for clip, count in clips]),
-        "record: evaluation.releases give mu",
+        "evaluation.releases: clips of silos 0-1 are not",
     ),
     "noise of the tests, by a thousandth": both(
         noise(1.001, tests=True), "record.evaluation.releases: integers.sigma of silos 0-1 is"

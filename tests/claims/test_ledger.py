@@ -122,6 +122,13 @@ def test_release_streams_survive_json(mechanism: object) -> None:
         ({"clips": [[2.0, 10**13]]}, "ledger: clips: expected .*, 16 in all"),
         *(
             (
+                {"integers": {"exponent": -9, "sigma": 1e6, "dimension": 9, "owners": 1, key: value}},
+                "ledger: integers",
+            )
+            for key, value in (("exponent", None), ("sigma", "1"), ("dimension", 1e308), ("owners", 1.5))
+        ),
+        *(
+            (
                 {"participation": {"name": "fixed", "rounds": 16, "rounds_per_epoch": 8, key: count}},
                 f"{key} = {count}",
             )
@@ -355,6 +362,12 @@ def _rarer(stream: dict[str, Any]) -> None:
     stream["clips"] = [[stream["clips"][0][0], 1]]
 
 
+def _once_each(stream: dict[str, Any]) -> None:
+    """The same μ of half of the noise, where each record takes part in one of the four evaluations."""
+    stream["std"] /= 2.0
+    stream["participation"]["rounds_per_epoch"] = 4
+
+
 EVALUATION_EDITS: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     "nothing": (lambda entry: None, ""),
     "less": (lambda entry: entry.update(mu=0.25), r"evaluation\.mu is 0\.25, and its releases give 0\.[45]"),
@@ -362,6 +375,12 @@ EVALUATION_EDITS: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     "rounds": (lambda entry: _rarer(entry["releases"][0]), "are not those of 4 evaluations"),
     "relation": (lambda entry: entry["releases"][0].update(relation="zero-out"), "have another relation than the"),
     "distance": (lambda entry: entry["releases"][0].update(apart=1.5), "have an apart below 2, and the scenario"),
+    "clips": (
+        lambda entry: _halved(entry["releases"][0], "clips"),
+        "evaluation.releases: clips of silos 0-2 are not",
+    ),
+    "weights": (lambda entry: _halved(entry["releases"][0], "per_record"), "per_record of silos 0-2 is 0.01, and"),
+    "participation": (lambda entry: _once_each(entry["releases"][0]), "participation of silos 0-2 is not that of"),
     "noise": (
         lambda entry: entry["releases"][0].update(std=entry["releases"][0]["std"] / 2.0),
         "evaluation.mu is 0.5, and its releases give 1",
@@ -418,3 +437,75 @@ def test_stream_of_two_equal_silos_counts_twice_for_a_person_in_both() -> None:
     """A person in both of "silos 0-1", each at mu = 1: √2; one stream fewer counted would be 1."""
     both = dataclasses.replace(STREAM, party_name="silos 0-1", unit=make_unit("user", 1, max_silos=2))
     assert guarantee_of([both]) == GaussianDP(compose([both.mu, both.mu]))
+
+
+def test_persons_in_fewer_silos_than_the_scenario_says_are_seen(tmp_path: Path) -> None:
+    """Gains: "ok" for the same μ of half of the noise, charged for persons in one silo in place of four."""
+    tree = small_tree(
+        data={"name": "visits", "partition": "site"},
+        model={"name": "logistic-regression", "feature_norm": 2.5},
+        federation={"silos": 4, "rounds": 2, "batches": [50, 50, 50, 50]},
+        algorithm={"name": "dp-sgd", "trust": "untrusted", "clip": 0.3, "step": 1.0},
+        privacy={"relation": "zero-out", "mu": 1.0, "unit": "user", "records": 8, "shared": 4},
+    )
+    results = write_run(tmp_path, tree)
+    (entry,) = read_ledger(results.parent)
+    assert entry.disagreement is None
+
+    def charge_one_silo(cell: dict[str, Any]) -> None:
+        for stream in cell["releases"]:
+            stream["std"] /= 2.0
+            stream["unit"]["shared"] = 1
+
+    edit_cell(results, charge_one_silo)
+    (entry,) = read_ledger(results.parent)
+    assert entry.claim is not None
+    assert entry.claim.guarantee.mu == pytest.approx(1.0)
+    assert entry.disagreement == "releases are not those of all rounds, silos and steps of its scenario"
+
+
+@pytest.mark.parametrize("mechanism", [IndependentGaussian(), BandedSquareRoot(1.0, 4)])
+def test_less_noise_for_other_running_sums_or_another_mechanism_is_seen(
+    tmp_path: Path, mechanism: IndependentGaussian | BandedSquareRoot
+) -> None:
+    """Gains: "ok" for the same μ of less noise, of single rounds or of another mechanism than the tree."""
+    tree = small_tree(
+        federation={"silos": 2, "rounds": 16, "batch": 4},
+        algorithm={"name": "dp-ftrl", "trust": "untrusted", "clip": 1.0, "step": 0.1},
+        privacy={"relation": "replace-one", "mu": 1.0},
+    )
+    results = write_run(tmp_path, tree)
+    (entry,) = read_ledger(results.parent)
+    assert entry.disagreement is None
+    decay = 1.0 if mechanism.name == "banded" else 0.0
+    other = dataclasses.replace(entry.streams[0], mechanism=mechanism, decay=decay)
+    edit_cell(
+        results,
+        lambda cell: cell["releases"][0].update(
+            stream_to_data(dataclasses.replace(other, std=other.std * other.mu))
+        ),
+    )
+    (entry,) = read_ledger(results.parent)
+    assert entry.claim is not None
+    assert entry.claim.guarantee.mu == pytest.approx(1.0)
+    assert entry.disagreement == "decay, period or mechanism of silos 0-1 is not that of the scenario"
+
+
+def test_integers_in_a_simulation_in_floating_point_are_seen(tmp_path: Path) -> None:
+    """Gains: a claim "for the arithmetic of the program itself" of a run whose releases were floating point."""
+    tree = small_tree(
+        federation={"silos": 1, "rounds": 1, "batch": 4},
+        algorithm={"name": "dp-sgd", "trust": "untrusted", "clip": 1.0, "step": 0.1},
+        privacy={"relation": "replace-one", "mu": 1.0},
+    )
+    results = write_run(tmp_path, tree)
+    (entry,) = read_ledger(results.parent)
+    integers = {"exponent": -30, "sigma": entry.streams[0].std * 4.0 * 2.0**30, "dimension": 100, "owners": 1}
+    cell = edit_cell(results, lambda cell: cell["releases"][0].update(integers=integers))
+    claim = compute_claim([stream_from_data(cell["releases"][0])])
+    assert claim is not None
+    edit_cell(results, lambda cell: cell.update(claim.figures(cell["delta"])))
+    (entry,) = read_ledger(results.parent)
+    assert entry.claim is not None
+    assert entry.claim.exact
+    assert entry.disagreement == "releases are not those of all rounds, silos and steps of its scenario"

@@ -15,8 +15,8 @@ from fedpriv.claims.recomputed import (
     first_step_before,
     format_silos,
     make_objective,
-    recompute_clips,
     recompute_plans,
+    recompute_sums,
     shapes_to_data,
 )
 from fedpriv.core.errors import InputError
@@ -189,9 +189,10 @@ def test_clip_norms_are_recomputed_unless_they_depend_on_the_records(small_cell:
     privacy = {"relation": "replace-one", "mu": 1.0}
     momentum = {"name": "momentum-tree", "trust": "trusted", "alpha": 0.5, "step": 0.1}
     sgd = {"name": "dp-sgd", "trust": "trusted", "clip": 3.0, "step": 0.1}
-    assert recompute_clips(small_cell(privacy=privacy, algorithm=sgd)) == (3.0,) * 8
-    assert recompute_clips(small_cell(privacy=privacy, algorithm=momentum)) is None
-    assert recompute_clips(small_cell(privacy=privacy, algorithm={**momentum, "clip": 3.0})) == (1.5,) * 8
+    assert recompute_sums(small_cell(privacy=privacy, algorithm=sgd)) == ((3.0,) * 8, (0.0, None, "independent"))
+    assert recompute_sums(small_cell(privacy=privacy, algorithm=momentum)) == (None, (0.5, None, "tree"))
+    clipped = {**momentum, "clip": 3.0}
+    assert recompute_sums(small_cell(privacy=privacy, algorithm=clipped)) == ((1.5,) * 8, (0.5, None, "tree"))
 
 
 def test_a_long_list_of_silos_is_shortened_to_eight_numbers() -> None:

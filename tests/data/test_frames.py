@@ -12,7 +12,9 @@ import fedpriv
 from fedpriv.addons.readers.frames import register_frame
 from fedpriv.core.errors import InputError
 from fedpriv.data.cells import read_table, table_from_columns
+from fedpriv.data.encode import encode_features
 from fedpriv.data.named import RECORDS_FOLDER_VARIABLE, table_path
+from fedpriv.data.schema import FeatureColumn, TableSchema
 from fedpriv.data.tables import find_frame, is_data_frame
 from tests.data.tables import rows, table_tree, write_csv
 
@@ -106,3 +108,19 @@ def test_unusable_data_frames_are_refused_with_a_reason(tmp_path: Path) -> None:
     ):
         with pytest.raises(InputError, match=line):
             fedpriv.run(asked, out=tmp_path / "out", **given)
+
+
+def test_a_missing_number_of_one_record_changes_no_word_of_another() -> None:
+    """Programs make floats of integers if one is missing.  Was: "1.0" for "1", so that all words became others."""
+    columns = {"grade": FeatureColumn(values=("1", "2", "*"))}
+    schema = TableSchema(public=True, target="y", classes=("n", "y"), columns=columns, missing="drop")
+    whole, with_missing = (
+        table_from_columns(
+            {"grade": pyarrow.chunked_array([grades]), "y": pyarrow.chunked_array([["n", "y", "n"]])},
+            ["grade", "y"],
+            "train",
+        )
+        for grades in (pyarrow.array([1, 2, 2]), pyarrow.array([1.0, 2.0, None]))
+    )
+    rows = np.arange(2)
+    assert encode_features(with_missing, schema, rows).tolist() == encode_features(whole, schema, rows).tolist()

@@ -517,6 +517,22 @@ def test_the_ledger_disagrees_if_external_feature_scaling_is_charged_less_than_i
     assert not agrees_with_figures_of_its_own(folder, told, cell)
 
 
+def test_feature_scaling_of_smaller_weight_than_the_scenarios_is_seen(tmp_path: Path) -> None:
+    """Gains: "ok" for the same μ of half of the noise of the first step."""
+    folder = fedpriv.run(tree(tmp_path), out=tmp_path / "run").folder
+    told = json.loads((folder / "results.json").read_text())
+    for release in told["cells"][0]["releases"]:
+        if release.get("step") == FIRST_STEP:
+            release["std"] /= 2.0
+            release["per_record"] /= 2.0
+    (folder / "results.json").write_text(json.dumps(told))
+    (entry,) = read_ledger(folder)
+    assert entry.claim is not None
+    assert entry.claim.guarantee.mu == pytest.approx(entry.claimed_mu)
+    assert entry.disagreement is not None
+    assert entry.disagreement.startswith("per_record of silo 0 is ")
+
+
 def test_training_rounds_attributed_to_an_external_party_are_rejected(tmp_path: Path) -> None:
     """The step elsewhere is charged with the whole budget, and the rounds with nothing: their parties tell it."""
     folder = fedpriv.run(tree(tmp_path, GIVEN), out=tmp_path / "run").folder

@@ -194,7 +194,7 @@ def test_private_tuning_refuses_any_trial_with_another_relation_trust_or_validat
 def test_private_tuning_of_a_regression_is_refused_before_a_run(tmp_path: Path) -> None:
     scenario = plain(tmp_path, "model.name=linear-regression")
     row = TuningRow({}, scenario.points[0].cell, {})
-    with pytest.raises(InputError, match="which a regression does not have"):
+    with pytest.raises(InputError, match="which a regression or a loss of your own does not have"):
         choose(scenario, row, [{}], HeldOut(100, 6000, ((100,),)))
 
 

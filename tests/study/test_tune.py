@@ -15,6 +15,7 @@ import pytest
 from fedpriv.accounting.selection import NegativeBinomialRunCount, PoissonRunCount, PrivateSelection
 from fedpriv.addons.tune.command import complete_request, default_metric
 from fedpriv.addons.tune.grids import (
+    HeldOut,
     choose_settings,
     find_positions,
     hold_out,
@@ -199,6 +200,12 @@ def test_held_out_records_are_counted_by_silo_as_a_run_assigns_them() -> None:
     assert 700 < sum(held_out.silo_counts_by_run[0]) < 800, "three quarters of the records are read"
     with pytest.raises(InputError, match="--held-out 6000: synthetic has 6000 training records"):
         hold_out(cell, 6000)
+
+
+def test_a_sweep_over_data_of_different_sizes_is_not_tuned_as_one() -> None:
+    """Was: an IndexError, or counts of held-out records of another data set."""
+    with pytest.raises(InputError, match="'synthetic': has other than 5000 training records"):
+        HeldOut(10, 5000, ()).count_in_runs([resolve_cell(small_tree(), "")])
 
 
 @pytest.mark.every(3)

@@ -348,6 +348,7 @@ class CanaryLayout:
             for index in range(min(canaries - batch, batch * len(other_rounds)))
         ]
         rounds = np.array([heaviest] * min(batch, canaries) + spread_rounds)
+        # Number of earlier canaries of the same round.
         offsets = [int(np.sum(rounds[:canary] == t)) for canary, t in enumerate(rounds.tolist())]
         row_indices = [passes[t - 1].start + index for t, index in zip(rounds.tolist(), offsets, strict=True)]
         return CanaryLayout(rounds, np.array(row_indices), max(rows_of_round.stop for rows_of_round in passes))

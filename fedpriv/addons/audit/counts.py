@@ -127,10 +127,10 @@ def find_furthest_pair(cell: Cell, plan: Plan, seed: int) -> _WorldPair:
 
 
 def _axis_values(axis: Axis) -> NDArray[np.float64]:
-    """Return raw values in all cells of an axis, those of extreme cells first.
+    """Return raw values in all cells of an axis, the outermost edges or codes first.
 
-    A cell that float64 does not tell from its neighbour may have none.  NaN is in the cell of missing values.  An
-    axis without edges has the codes 0 … words - 1 of a vocabulary.
+    A cell has none if float64 rounds its value into another cell.  NaN is in the cell of missing values.  An axis
+    without edges has the codes 0 … words - 1 of a vocabulary.
     """
     if axis.edges is None:
         return np.array([0.0, *range((axis.words or 1) - 1, 0, -1), np.nan])

@@ -104,6 +104,7 @@ def detectable_noise_share(margins: Scores, claimed_mu: float, trials: int, fail
     if max_wrong_guesses < 0:
         return 0.0
     error_rates = special.ndtr(-margins / _SHARES[:, None]).mean(1)
+    # At the rate `bdtri` so few wrong guesses, or fewer, have the probability `POWER`.
     is_refuted = error_rates <= special.bdtri(max_wrong_guesses, trials, POWER)
     return float(np.cumprod(is_refuted).sum() / len(_SHARES))
 
@@ -111,7 +112,7 @@ def detectable_noise_share(margins: Scores, claimed_mu: float, trials: int, fail
 def _max_wrong_guesses(claimed_mu: float, trials: int, failure: float) -> int:
     """Return the largest number of wrong guesses that still refutes a claim, or -1 if no number does.
 
-    A half of `failure` of `bound_at_threshold` is the `failure` here.
+    `failure` is that of the bound by wrong guesses, half of that of `bound_at_threshold`.
     """
     is_refuted = -2.0 * special.ndtri(upper_rates(np.arange(trials), trials, failure)) > claimed_mu
     return int(np.sum(is_refuted)) - 1
@@ -284,6 +285,7 @@ def audit_canaries(
     """
     plans = {name: part.build_plan() for name, part in parts.items()}
     trials = {name: part.collect_trials(plans[name], part.run_count, None, steps) for name, part in parts.items()}
+    # A run without noise tells how far each canary's score is from the threshold.
     exact_trials = (
         collect_exact_trials(part.small_cell, part.build_layout(plans[name]), run_seed(part.seed, 0))
         for name, part in parts.items()

@@ -84,7 +84,7 @@ class SignedCertificate:
 
     body: Mapping[str, Any]
     silos: Sequence[Mapping[str, Any]]
-    """Signed statements (`attest`), by `sign_certificate` in the order of silos."""
+    """Signed statements (`attest`), which `sign_certificate` puts in the order of silos."""
 
     @property
     def is_simulation(self) -> bool:

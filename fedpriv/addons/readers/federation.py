@@ -20,11 +20,15 @@ def complete_federation(
 ) -> dict[str, Any]:
     """Return a scenario whose [federation] follows the records, their sites, and the program's settings.
 
-    For the scenario own-data the number of samples becomes that of the training records, or of clients that have
-    them, and `_follow_settings` leaves out numbers that the program's settings contradict.  For records with
-    sites each site becomes a silo, and `data.partition` becomes "site".  If `samples` is the number of all these
-    records, and rounds and epochs have one value each, then `batches`, a number for each silo, takes its place,
-    unless there is `batch`, or the settings or the sweep have samples, batch or batches.
+    For the scenario own-data `samples` becomes the number of training records, or of clients that have them, and
+    `_follow_settings` leaves out numbers that the program's settings contradict.
+
+    For records with sites each site becomes a silo, and `data.partition` becomes "site".  Then `batches`, a number
+    for each silo, takes the place of `samples` if
+
+    * `samples` is the number of all training records,
+    * rounds and epochs have one value each, and
+    * there is no `batch`, and neither the settings nor the sweep have samples, batch or batches.
 
     Args:
         tree: Scenario as nested dictionaries.

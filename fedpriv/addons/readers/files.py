@@ -1,7 +1,7 @@
 """Convert files of tables to .csv text with commas, which the core reads.
 
-Texts that are converted are in UTF-8, and a compressed text that needs no conversion keeps its encoding.  The
-files are compressed texts, spreadsheets, texts in UTF-16, and texts with other separators or marks in numbers.
+The files are compressed texts, spreadsheets, texts in UTF-16, and texts with other separators or marks in numbers.
+The result is in UTF-8, but a text that is only decompressed keeps its encoding.
 """
 
 import codecs
@@ -34,7 +34,7 @@ def read_text(path: Path, cell_format: CellFormat) -> bytes:
 
     Raises:
         InputError: The file cannot be converted.
-        UnicodeDecodeError: A text that has to be converted is not in UTF-8.
+        UnicodeDecodeError: A text that has to be converted is in neither UTF-8 nor UTF-16.
         OSError: The file cannot be read.
     """
     status = path.stat()
@@ -49,7 +49,7 @@ def _convert(path: Path, cell_format: CellFormat, size: int, changed: int) -> by
 
     Raises:
         InputError: The file cannot be converted.
-        UnicodeDecodeError: A text that has to be converted is not in UTF-8.
+        UnicodeDecodeError: A text that has to be converted is in neither UTF-8 nor UTF-16.
         OSError: The file cannot be read.
     """
     content = path.read_bytes()
@@ -82,7 +82,8 @@ def make_converter(cell_format: CellFormat) -> Callable[[str], str]:
 
     A number may have the sign of a detection limit, such as <, before it and a percent sign behind it.  A number
     with a point that does not fit the format gets a remark, so that it is not read as a number of another size.
-    Other texts stay unchanged, such as 0,123 with commas for thousands, of which no group begins with 0.
+    Other texts stay unchanged, such as 0,123 with commas for thousands, since a number with marks of thousands
+    does not begin with 0.
 
     Guarantee: the function depends on the format alone, so that a record's cells depend on the record alone.
     """

@@ -1,9 +1,9 @@
 """Items of torch Datasets, DataLoaders, Hugging Face data sets and lists, as arrays.
 
 An item is a pair (record, label), a longer tuple or list, or a dictionary.  That of a DataLoader has a batch,
-unless its batch_size is None.  `fields` names the parts of an item that are record and label.  Without `fields`, a
-dictionary of two entries has its label under a usual name (`_LABEL_NAMES`) if one of the two names is usual, or
-else last.
+unless the DataLoader was made with batch_size=None.  `fields` names the parts of an item that are record and
+label.  Without `fields`, a dictionary of two entries has its label under a usual name (`_LABEL_NAMES`) if one of
+the two names is usual, or else last.
 """
 
 from collections.abc import Iterable, Mapping, Sequence, Sized

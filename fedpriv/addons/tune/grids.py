@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from fedpriv.core.errors import InputError
+from fedpriv.core.errors import InputError, refuse
 from fedpriv.core.figures import format_count_range
 from fedpriv.plan.task import ModelInputs, check_record_count, load_task, load_task_of_inputs, partition_records
 from fedpriv.scenario.load import Scenario, resolve_cell
@@ -160,7 +160,7 @@ def make_default_grid(cell: Cell) -> dict[str, list[Any]]:
 
 
 def _is_scale(annotation: Any, metadata: Sequence[Any]) -> bool:
-    """Return whether a field of settings has a bound such as > 0, and no upper bound."""
+    """Whether a field of settings has a lower bound such as > 0, and no upper bound."""
     # Pydantic has bounds in the field's metadata or in that of a type in a union, some of them inside an object.
     kinds = annotation, *getattr(annotation, "__args__", ())
     entries = [*metadata, *(part for kind in kinds for part in getattr(kind, "__metadata__", ()))]
@@ -315,7 +315,8 @@ class HeldOut:
         """Count the held-out records of each silo in the runs of `cells`.
 
         Raises:
-            InputError: A cell asks for more records than there are, or its data cannot be used.
+            InputError: A cell asks for more records than there are, or its data cannot be used or have another
+                number of training records.
         """
         # Cells that agree in these sections partition the records alike, and one of them is counted.
         distinct = {
@@ -328,7 +329,19 @@ class HeldOut:
 
 
 def _count_by_silo(cell: Cell, held_out: HeldOut) -> tuple[int, ...]:
-    """Count the held-out records that each silo of a run reads."""
+    """Count the held-out records that each silo of a run reads.
+
+    Raises:
+        InputError: The run's data have another number of training records, or cannot be used.
+    """
+    refuse(
+        {
+            f"data.name = {cell.data.name!r}: has other than {held_out.total_count} training records, the last of "
+            "which are held out in every row; tune data of different sizes one by one": (
+                len(load_task_of_inputs(ModelInputs.from_cell(cell)).train.labels) != held_out.total_count
+            )
+        }
+    )
     units = load_task(cell).unit_indices
     # A unit has a row of row indices, since a person can have several records.
     row_indices = np.arange(held_out.total_count)[:, None] if units is None else np.asarray(units)
@@ -490,7 +503,7 @@ def _reduce_site_batches(cell: Cell, held_out: HeldOut, batches: Sequence[int]) 
 
 
 def is_better(metric: str, one: float, other: float) -> bool:
-    """Return whether `one` is the better value of a metric.
+    """Whether `one` is the better value of a metric.
 
     Smaller is better for a metric with a word of `LOWER_IS_BETTER` in its name, larger for others.
     """

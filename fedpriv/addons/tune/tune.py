@@ -30,7 +30,7 @@ from fedpriv.addons.tune.grids import (
 )
 from fedpriv.claims.claim import compute_claim
 from fedpriv.claims.outcome import CellOutcome, RunObserver
-from fedpriv.core.errors import InputError, RunError
+from fedpriv.core.errors import InputError, RunError, refuse
 from fedpriv.core.figures import format_upper, format_upper_delta, privacy_caveats
 from fedpriv.core.files import write_json, write_text
 from fedpriv.engines.table import make_engine
@@ -41,13 +41,16 @@ from fedpriv.scenario.data import PARTITION_KEYS
 from fedpriv.scenario.load import Scenario, SweepPoint, parse_scenario
 from fedpriv.scenario.published import Tuning, parse_assignment
 from fedpriv.scenario.schema import Cell
+from fedpriv.show.summary import cells_at_point
 from fedpriv.study.results import read_results
 from fedpriv.study.sweep import RunOptions, run_sweep
 
 SETTING_AXIS = "tune.setting"
 """Axis of the trials' results: the number of a setting among those of its row."""
 ACCURACY = "test_accuracy"
-_NO_ACCURACY = f"--private: runs are compared by {ACCURACY}, which a regression does not have"
+_NO_ACCURACY = (
+    f"--private: runs are compared by {ACCURACY}, which a regression or a loss of your own does not have"
+)
 
 
 @dataclass(frozen=True)
@@ -109,11 +112,12 @@ def tune_openly(
     trials = replace(
         scenario, axes=axes, seeds=list(seeds), points=points, published=None, growth=None, tuning=None
     )
-    # Results are in the order of the points: by row, by setting, by seed.
-    cells = iter(read_results(run_sweep(trials, options, observers)).cells)
-    choices = []
+    results, choices = read_results(run_sweep(trials, options, observers)), []
     for row, settings in rows:
-        scores = [statistics.fmean(_read_score(next(cells), metric) for _ in seeds) for _ in settings]
+        cells_by_setting = (
+            cells_at_point(results, {**row.when, SETTING_AXIS: number}) for number in range(len(settings))
+        )
+        scores = [statistics.fmean(_read_score(cell, metric) for cell in cells) for cells in cells_by_setting]
         sign = 1.0 if is_better(metric, 0.0, 1.0) else -1.0  # 1 if smaller scores are better
         best, *runners_up = sorted(range(len(settings)), key=lambda number: (sign * scores[number], number))
         choices.append(
@@ -137,9 +141,10 @@ def tune_privately(
 
     Guarantee: `TuningChoice.selection` holds for the setting and the score of a row, for training records and
     held-out records alike.  A run's releases are μ-GDP for a record that it trains on, and its score is μ-GDP for
-    a record that is held out, with the row's target as μ.  Whether a record is held out, its silo and its batch
-    follow from its row index alone (or its site).  Nothing of another run is kept, written or told, with one
-    exception: that a run failed (RunError), which no claim covers.  `generator` must be as secret as the noise.
+    a record that is held out, with the row's target as μ, each together with a first step of data.scale if its
+    means are given.  Whether a record is held out, its silo and its batch follow from its row index, its site and
+    the run's seed alone.  Nothing of another run is kept, written or told, with one exception: that a run failed
+    (RunError), which no claim covers.  `generator` must be as secret as the noise.
 
     Args:
         scenario: Scenario that is tuned.
@@ -161,16 +166,25 @@ def tune_privately(
     for row, settings in rows:
         _find_target(row)
         _check_partition(row.cell)
-        if row.cell.model.is_regression:
-            raise InputError(_NO_ACCURACY)
-        if row.cell.privacy.protected_unit.name != RECORD.name:
-            raise InputError(
+        refuse(
+            {
+                _NO_ACCURACY: row.cell.model.is_regression,
                 "--private: a person's records may lie on both sides of the split, so that only one record is "
-                'protected; tune with privacy.unit = "record"'
-            )
+                'protected; tune with privacy.unit = "record"': row.cell.privacy.protected_unit.name
+                != RECORD.name,
+            }
+        )
         for trial in [make_trial(row.cell, setting, held_out, fixed, 0) for setting in settings]:
             _check_partition(trial)
             _check_same_promise(row.cell, trial, held_out)
+            refuse(
+                {
+                    "--private: a score is a mean over labels, and a record with several moves it by more than "
+                    "one record's share, where others leave theirs out; give each record one label": (
+                        load_task(trial).label_shape
+                    )
+                }
+            )
     # Draw the number of runs of each row and their settings, and run all of them.
     plans = [(row, settings, run_count.draw(generator)) for row, settings in rows]
     sampled_settings = [
@@ -199,7 +213,8 @@ def tune_privately(
         for _ in range(runs):
             cell_outcome, setting = next(finished), next(run_settings)
             check_promise(cell_outcome, target)
-            score = noisy_score(cell_outcome, held_out.count, target, generator)
+            # The target pays for a first step, too, and a step whose means are given has read held-out records.
+            score = noisy_score(cell_outcome, held_out.count, row.cell.budget.rounds_mu or target, generator)
             best = (score, setting) if best is None or score > best[0] else best
         choice = TuningChoice(row, None, None) if best is None else TuningChoice(row, best[1], best[0])
         choices.append(replace(choice, selection=PrivateSelection(target, run_count)))
@@ -233,8 +248,9 @@ def _check_partition(cell: Cell) -> None:
 def _check_same_promise(cell: Cell, trial: Cell, held_out: HeldOut) -> None:
     """Check that a trial has the promise that is charged, and the same number of held-out records.
 
-    Guarantee: relation, unit, target, sampling and the party that adds the noise are the scenario's, so that a
-    price for the scenario's promise is one for every trial; a record moves a score by 1/`held_out.count` at most.
+    Guarantee: relation, unit, target, first step, sampling and the party that adds the noise are the scenario's,
+    so that a price for the scenario's promise is one for every trial; a record with one label moves a score by
+    1/`held_out.count` at most.
 
     Raises:
         InputError: A key of the promise, or the number of held-out records, is another one.
@@ -246,6 +262,7 @@ def _check_same_promise(cell: Cell, trial: Cell, held_out: HeldOut) -> None:
             f"privacy.{name}": (getattr(cell.privacy, name), getattr(trial.privacy, name))
             for name in type(cell.privacy).model_fields
         },
+        "data.scale": (cell.data.scale, trial.data.scale),
         "data.validation": (held_out.count, trial.data.validation),
     }
     for key, (one, other) in values_by_key.items():
@@ -277,8 +294,9 @@ def check_promise(finished: CellOutcome, mu: float) -> None:
 def noisy_score(finished: CellOutcome, held_out: int, mu: float, generator: np.random.Generator) -> float:
     """Add Gaussian noise to the accuracy on held-out records.
 
-    Guarantee: one held-out record, exchanged or zeroed out, moves the accuracy by at most 1/`held_out`, and noise
-    of standard deviation 1/(`held_out` · μ) makes the score μ-GDP, as the run's own releases are.
+    Guarantee: one held-out record with one label, exchanged or zeroed out, moves the accuracy by at most
+    1/`held_out`, and noise of standard deviation 1/(`held_out` · μ) makes the score μ-GDP, as the run's own
+    releases are.
 
     Args:
         finished: Outcome of a run.
@@ -287,7 +305,7 @@ def noisy_score(finished: CellOutcome, held_out: int, mu: float, generator: np.r
         generator: Secret source of the noise.
 
     Raises:
-        InputError: The model is a regression, which has no accuracy.
+        InputError: The run has no accuracy, such as that of a regression or with a loss of the caller's own.
     """
     if ACCURACY not in finished.metrics:
         raise InputError(_NO_ACCURACY)

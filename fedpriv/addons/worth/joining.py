@@ -324,8 +324,8 @@ def _run_split(
     """Run the grid of one split on all trust settings, or read the result from the cache.
 
     The models that are compared are those of the chosen cells, the personal models if they are requested, and the
-    pooled model.  The cells of the first trust setting and the largest ε are also run
-    without noise.  An evaluator for each noise seed compares a model with the silos' local models.
+    pooled model.  The cells of the first trust setting and the largest ε are also run without noise.  An evaluator
+    for each noise seed compares a model with the silos' local models.
 
     Args:
         request: Scenario and grid.

@@ -225,8 +225,8 @@ def find_linear_objective(cell: Cell) -> Objective:
     A linear hazard regression is returned as `LinearHazards`, the view that makes it one convex problem.
 
     Raises:
-        InputError: The loss has no convex function of linear scores (`linear` of `fast_paths`), or has a penalty,
-            or the cell's records cannot be loaded.
+        InputError: The loss is no function of linear scores (`linear` of `fast_paths`), or has a penalty, or the
+            cell's records cannot be loaded.
     """
     objective = load_task(cell).objective
     while isinstance(objective, View):
