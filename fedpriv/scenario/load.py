@@ -9,8 +9,8 @@ instance, needs different settings for each algorithm:
     when = { "algorithm.name" = "dp-sgd", "privacy.mu" = [0.3, 1.0] }
     set = { "algorithm.clip" = 5.0 }
 
-Rules apply in the order of the file.  Their conditions are checked at the point with its overrides, and a swept
-value or an override takes the place of a rule's value.
+Rules apply in the order of the file.  A swept value or an override takes the place of a rule's value, and later
+rules check their conditions with it.
 
 * An axis is a swept key, such as "privacy.mu", with the list of its values.
 * A point of the sweep has one value of each axis.
@@ -471,8 +471,9 @@ def _resolve_point(
 ) -> Cell:
     """Resolve one point of the sweep: the file, the rules, the swept values, then the fixed overrides.
 
-    Each of these may replace values of those before.  Conditions of rules hold for the point's swept values and
-    overrides.  Then the keys are dropped that an override excludes, as `privacy.mu` does `privacy.epsilon`.
+    Each of these may replace values of those before.  A rule's conditions are checked with the values of earlier
+    rules, as far as no swept value or override takes their place.  Then the keys are dropped that an override
+    excludes, as `privacy.mu` does `privacy.epsilon`.
 
     Args:
         base: Nested keys of the file, without sections about the sweep and the results.
@@ -487,12 +488,11 @@ def _resolve_point(
         InputError: The cell cannot be run.
     """
     tree, swept_values = copy.deepcopy(dict(base)), dict(zip(axes, values, strict=True))
-    for key, value in swept_values.items():
-        assign_key(tree, key, value)
-    for rule in rules:
+    # A first rule sets nothing.  After each rule its values give way, before a later rule can see them.
+    for rule in (Rule(when={}, set={}), *rules):
         rule.apply(tree)
-    for key, value in {**swept_values, **overrides.fixed_values}.items():
-        assign_key(tree, key, value)
+        for key, value in {**swept_values, **overrides.fixed_values}.items():
+            assign_key(tree, key, value)
     drop_superseded_keys(tree, overrides)
     tree["seed"] = seed
     return resolve_cell(tree, source)

@@ -196,6 +196,15 @@ def test_a_rule_sets_keys_where_its_conditions_hold() -> None:
     assert [point.cell.algorithm.model_extra["diameter"] for point in narrowed.points] == [0.25, 0.25]
 
 
+@pytest.mark.parametrize("override", ["algorithm.diameter=0.25", "algorithm.diameter=[0.25]"])
+def test_a_rule_never_sees_the_value_of_an_earlier_rule_that_an_override_replaces(override: str) -> None:
+    """Before: the second rule applied where the cell's diameter was 0.25."""
+    tree = _ruled(when={}, set={"algorithm.diameter": 0.5})
+    tree["where"] += [{"when": {"algorithm.diameter": 0.5}, "set": {"run.evaluations": 2}}]  # type: ignore[operator]
+    assert {point.cell.run.evaluations for point in parse_scenario(tree, "test").points} == {2}
+    assert {point.cell.run.evaluations for point in parse_scenario(tree, "test", [override]).points} == {4}
+
+
 @pytest.mark.parametrize(
     ("where", "line"),
     [
