@@ -266,7 +266,7 @@ def _list_models() -> NamedLines:
     return [
         (
             name,
-            f"{'regression' if row.regression else 'classes'}; "
+            f"{'survival' if row.survival else 'regression' if row.regression else 'classes'}; "
             f"keys: {', '.join(row.settings.model_fields) or 'none'}",
         )
         for name, row in (MODELS | load_add_on_parts("model")).items()

@@ -491,7 +491,8 @@ def _add_metrics(task: PublicTask, cell: Cell) -> Objective:
     silos evaluate, or the scenario sets none of these keys, the objective is unchanged.
 
     Raises:
-        InputError: A metric cannot be computed on the test records, or a site has none of them.
+        InputError: A metric cannot be computed on the test records, these are of no site with `run.per_silo`, or a
+            site has none of them.
     """
     objective, run = task.objective, cell.run
     if cell.evaluation is not None:  # silos evaluate and send sums

@@ -136,13 +136,13 @@ class Growth(BaseModel):
     Without noise the target has no term √d/(ε n).
     """
     over: Literal["best", "worst"] = "best"
-    """Point of all other swept keys that counts without `smallest`, of the smallest or the largest mean."""
+    """Choice among the points of all other swept keys without `smallest`, by the smallest or largest mean."""
     chosen_on: list[int] = []
-    """Seeds that serve only for the choice of that point, or none to choose on all."""
+    """Seeds that serve for this choice alone, or empty to choose on all seeds."""
     start: float | None = None
-    """Metric without training, or None: without `smallest` values from it on are not fitted."""
+    """Metric without training, or None.  Without `smallest`, values of at least `start` are not fitted."""
     floor: float = 0.0
-    """Metric that more records do not lower: without `smallest` values up to it are not fitted."""
+    """Metric that more records do not lower.  Without `smallest`, values of at most `floor` are not fitted."""
     theory: dict[str, float] = {}
     """Theoretical exponents by value of `by`, dropped if overrides or `fedpriv tune` change the setting."""
 

@@ -429,8 +429,8 @@ class PrivacySection(Section):
 class RunSection(Section):
     """Section [run]: how to compute a run.
 
-    None of its keys changes μ.  In simulations `arithmetic` decides whether the guarantee is one in real
-    arithmetic ("float"), or holds for what the program computes ("integers").
+    None of its keys changes the privacy target.  In simulations `arithmetic` decides whether the guarantee is one
+    in real arithmetic ("float"), or holds for what the program computes ("integers").
     """
 
     dtype: Literal["float32", "float64"] = "float32"
