@@ -50,8 +50,8 @@ class FederationSection(Section):
       other until all rounds are done.
 
     Numbers of records hold in expectation if records are drawn, and an algorithm may read several batches in a
-    round, or none.  Records that do not fill a round are left out.  Persons or clients are counted in place of records if
-    they are the unit of protection.
+    round, or none.  Records that do not fill a round are left out.  Persons or clients are counted in place of
+    records if they are the unit of protection.
 
     With `clients` and `cohort` a trusted server keeps one pool of clients in place of silos.  A round reads a
     cohort of them.
