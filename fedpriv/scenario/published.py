@@ -301,8 +301,8 @@ def find_changed_keys(
     """Return the overridden keys that may change the setting for which values were published.
 
     A value that the file has as well changes nothing, unless a rule [[where]] sets another one.  A key of
-    `_NEUTRAL_KEYS` changes nothing, unless it is in a condition of a rule.  The default value of a key that the
-    file leaves out counts as a change.
+    `_NEUTRAL_KEYS` changes nothing, unless it or a key of its section is in a condition of a rule.  The default
+    value of a key that the file leaves out counts as a change.
 
     Args:
         file_tree: Nested keys of the file.
@@ -313,7 +313,10 @@ def find_changed_keys(
     return [
         key
         for key, value in fixed_values.items()
-        if (key.partition(".")[0] not in _NEUTRAL_KEYS or key in conditions)
+        if (
+            key.partition(".")[0] not in _NEUTRAL_KEYS
+            or any(f"{condition}.".startswith(f"{key}.") for condition in conditions)
+        )
         and (
             look_up_key(file_tree, key) != value
             or any((name == key and other != value) or name.startswith(f"{key}.") for name, other in rule_values)

@@ -271,6 +271,9 @@ def test_published_values_are_withheld_if_an_override_undoes_a_rule() -> None:
     by_condition = parse_scenario(tree, "test", ["label.x=b"]).published
     assert by_condition is not None
     assert by_condition.withheld_keys == ["label.x"]
+    by_section = parse_scenario(tree, "test", ['label={x="b"}']).published
+    assert by_section is not None
+    assert by_section.withheld_keys == ["label"]  # before: none
 
 
 def test_swept_values_of_an_override_replace_those_of_a_rule() -> None:
