@@ -276,6 +276,29 @@ def test_published_values_are_withheld_if_an_override_undoes_a_rule() -> None:
     assert by_section.withheld_keys == ["label"]  # before: none
 
 
+def test_a_rule_for_one_point_changes_no_other_point() -> None:
+    """Before: keys that were set in a section of an earlier rule stayed there for all later points."""
+    tree = _ruled(when={}, set={"algorithm": {"name": "dp-mu2-fl", "trust": "untrusted", "diameter": 0.1}})
+    tree["where"] += [{"when": {"federation.silos": 2}, "set": {"algorithm.diameter": 0.5}}]  # type: ignore[operator]
+    points = parse_scenario(tree, "test").points
+    assert [point.cell.algorithm.settings.model_dump()["diameter"] for point in points] == [0.5, 0.5, 0.1, 0.1]
+    tree["where"][0]["set"]["label"] = {"a": 1}  # type: ignore[index]
+    tree["where"] += [{"when": {"federation.silos": 2}, "set": {"label.b": 2}}]  # type: ignore[operator]
+    labels = [point.cell.label for point in parse_scenario(tree, "test").points]
+    assert labels == [{"a": 1, "b": 2}] * 2 + [{"a": 1}] * 2
+
+
+def test_a_point_has_its_swept_values_also_if_their_section_is_overridden() -> None:
+    """Before: all points had the diameter of the section, and each was reported under its swept value."""
+    tree = {**small_tree(), "sweep": {"algorithm.diameter": [0.125, 0.25]}}
+    section = 'algorithm={name="dp-mu2-fl", trust="trusted", diameter=0.5}'
+    algorithms = [point.cell.algorithm for point in parse_scenario(tree, "test", [section]).points]
+    assert [(algorithm.trust, algorithm.settings.model_dump()["diameter"]) for algorithm in algorithms] == [
+        ("trusted", 0.125),
+        ("trusted", 0.25),
+    ]
+
+
 def test_swept_values_of_an_override_replace_those_of_a_rule() -> None:
     """Points of an overridden key had the rule's value, each under another name."""
     tree = _ruled(when={"federation.silos": 3}, set={"algorithm.diameter": 0.5})
