@@ -276,7 +276,8 @@ def load_scenario(path: Path, overrides: Iterable[str] = (), *, finds_tables: bo
     Args:
         path: File, or name of a shipped scenario (`find_scenario_file`).
         overrides: Texts "KEY=VALUE" with dotted keys and TOML values.
-        finds_tables: Whether files of records are looked for in the scenario's folder first.
+        finds_tables: Whether files of records that [data] or [sweep] names are looked for in the scenario's folder
+            first.
 
     Raises:
         InputError: The file cannot be read, a key or an override is malformed, or a cell cannot be run.
