@@ -232,7 +232,7 @@ def show(run_dir: RunDir, as_json: Json = False) -> None:
 
 @app.command()
 def compare(first: RunDir, second: RunDir, as_json: Json = False) -> None:
-    """Print the settings in which two runs differ, and the differences of their metrics, seed by seed.
+    """Print the settings in which two runs differ, and the mean differences of their metrics over seeds.
 
     Example: fedpriv compare runs/quickstart runs/quickstart-2
     """

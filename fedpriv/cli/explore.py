@@ -114,7 +114,7 @@ def print_blocks(caption: str, columns: Sequence[Column], rows: Sequence[Sequenc
         for column, text in zip(columns, row, strict=True):
             if text:
                 # The name has two spaces before it, and two behind it.
-                separator = "\n    " if width + len(text) + 4 > console.width else "  "
+                separator = "\n    " if width + Text(text).cell_len + 4 > console.width else "  "
                 console.print(Text(f"  {_printable_line(column.name):{width}}{separator}{_printable_line(text)}"))
         console.print()
 
@@ -266,7 +266,7 @@ def _list_models() -> NamedLines:
     return [
         (
             name,
-            f"{'regression' if row.regression else 'classes'}; "
+            f"{'survival' if row.survival else 'regression' if row.regression else 'classes'}; "
             f"keys: {', '.join(row.settings.model_fields) or 'none'}",
         )
         for name, row in (MODELS | load_add_on_parts("model")).items()

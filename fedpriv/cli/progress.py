@@ -216,7 +216,7 @@ class Progress(RunObserver):
         )
 
     def stopped(self, rerun: str) -> None:
-        """Print how to resume the stopped run, whose command was `rerun`, or nothing if quiet."""
+        """Print how to resume the run of command `rerun`, or that no cell was begun, or nothing if quiet."""
         if self._folder is None:
             self._print("stopped before the first cell")
             return

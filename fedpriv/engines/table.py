@@ -162,7 +162,8 @@ def available_memory(processes: int = 1) -> tuple[int, str]:
 
     The memory is the least of the machine's (used or not), of the control group's limit, and of `processes` times
     each limit of one process.  The setting is a text such as "mem_limit, MemoryMax", or "" if the machine's memory
-    is the least.  Use of a limit beyond resident memory, such as mapped libraries, is subtracted from the limit.
+    is the least.  A process may use more of a limit than its resident memory, such as mapped libraries.  This
+    excess is subtracted from the limit.
 
     Args:
         processes: Number of processes that run at the same time.

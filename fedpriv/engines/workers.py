@@ -101,7 +101,7 @@ def run_worker(
 
 
 class _EventSender(RunObserver, Checkpoints):
-    """Observer and checkpoint store that forward progress, notes and checkpoints as events.
+    """Observer and checkpoint store that forward progress, evaluations, notes and checkpoints as events.
 
     Checkpoints are stored by the process that submitted the task, since their folder may be on another machine.
     """

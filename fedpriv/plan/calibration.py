@@ -250,9 +250,8 @@ def response_and_workload(
     The workload is the decay, the clips, the restarts and the participation of the running sums.  The response has
     the weights of the released sums in the target: in points that the row's optimizer publishes, or in some of the
     sums themselves if `published` is "rows", or if no such point depends on a release.  Both are computed in one
-    dimension, with 1 for each of `SCALE_SETTINGS`, also where a scenario has a name in place of a clip.  A clip
-    "growing" is that of a loss with the constants 1.  For another loss the fit is not the best one, and the noise
-    is calibrated to the run's own clips all the same.
+    dimension, with 1 for each of `SCALE_SETTINGS`.  Only a clip "growing" stays, as that of a loss with the
+    constants 1.  For another loss the fit may not be the best one.  A run's noise is calibrated to its own clips.
 
     Args:
         row: Row of the algorithms' table.
@@ -562,17 +561,17 @@ class Grid:
     """Multiples of `unit`, a power of 2, as integers modulo 2^64.
 
     A sum below 2^63 units in absolute value is right, up to its rounding to float64.  A larger sum wraps: the
-    model is wrong then, but the noise is not smaller, since the residue is a function of the sum.
+    model is wrong then, but no less private, since the residue is a function of the sum.
     """
 
     unit: float
     """Distance of two neighbouring grid points."""
 
     def encode(self, values: NDArray[np.float64]) -> EncodedMessage:
-        """Round values to the grid, (d,).
+        """Round values to the grid, as numbers of units modulo 2^64, (d,).
 
         Args:
-            values: (d,).
+            values: Vector in the scale of the model, (d,).
 
         Raises:
             RunError: A value is not finite, or is too large to be added.

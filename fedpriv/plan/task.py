@@ -301,7 +301,6 @@ def load_public_task(cell: Cell) -> PublicTask:
     """Return the task of a deployment's server, with the metrics of the scenario if the server evaluates.
 
     If the server does not evaluate and the data are a table, the table's schema suffices, and no record is loaded.
-    Guards then check that the labels are of the model's kind.
 
     Raises:
         InputError: The scenario holds out, splits or spares training records, which the server does not have, the
@@ -329,8 +328,11 @@ def make_schema_task(cell: Cell, schema: TableSchema) -> PublicTask:
         InputError: The model, or an algorithm that extends it, does not fit the schema.
     """
     inputs = ModelInputs.from_cell(cell)
-    image = np.zeros((1, len(schema.raw_columns) if cell.model.row.of_cells else schema.width))
-    label = np.zeros(1, np.int64)
+    inputs.check_data(schema.class_count)
+    image, label = (
+        np.zeros((1, len(schema.raw_columns) if cell.model.row.of_cells else schema.width)),
+        np.zeros(1, np.int64),
+    )
     records, layout = inputs.make_records(image, label), inputs.make_layout(image, label, schema.class_count)
     return PublicTask(
         inputs.make_objective(layout, schema.class_count),
@@ -491,7 +493,8 @@ def _add_metrics(task: PublicTask, cell: Cell) -> Objective:
     silos evaluate, or the scenario sets none of these keys, the objective is unchanged.
 
     Raises:
-        InputError: A metric cannot be computed on the test records, or a site has none of them.
+        InputError: A metric cannot be computed on the test records, these are of no site with `run.per_silo`, or a
+            site has none of them.
     """
     objective, run = task.objective, cell.run
     if cell.evaluation is not None:  # silos evaluate and send sums

@@ -82,21 +82,28 @@ class ScaleSection(Section):
         return Scaling(schema.number_features, self.means, self.deviations)
 
 
-def check_first_step(federation: FederationSection, unit: Unit, without_silos: str | None) -> None:
+def check_first_step(
+    federation: FederationSection, unit: Unit, without_silos: str | None, statistics: str | None
+) -> None:
     """Refuse runs whose first step cannot be taken, or cannot be composed with their rounds.
 
     A first step needs public rounds, records as units, silos in place of clients, and all silos in every round.
+    The rounds have to train a model, since the noise of rounds that release statistics has the first step's seed
+    in a simulation (`Cell.noise_seed`).
 
     Args:
         federation: Section [federation].
         unit: Unit of protection.
         without_silos: Key by which a run continues without silos that do not reply, or None.
+        statistics: Name of the model if its rounds release statistics of the records, or None.
 
     Raises:
         ValueError: One of these is missing.
     """
     refuse(
         {
+            f'data.scale: model.name = "{statistics}" releases statistics, and trains nothing on scaled columns; '
+            "leave [data.scale] out": (statistics is not None),
             f"data.scale: a first step composes with rounds that have a mu, and federation.sampling = "
             f'"{federation.sampling}" has none; leave one of them out': (
                 find_sampling_class(federation.sampling).secret

@@ -9,8 +9,8 @@ instance, needs different settings for each algorithm:
     when = { "algorithm.name" = "dp-sgd", "privacy.mu" = [0.3, 1.0] }
     set = { "algorithm.clip" = 5.0 }
 
-Rules apply in the order of the file.  Their conditions are checked at the point with its overrides, and a swept
-value or an override takes the place of a rule's value.
+Rules apply in the order of the file.  A swept value or an override takes the place of a rule's value, and later
+rules check their conditions with it.
 
 * An axis is a swept key, such as "privacy.mu", with the list of its values.
 * A point of the sweep has one value of each axis.
@@ -185,7 +185,7 @@ class Rule(BaseModel):
         """Set the rule's keys in a cell's tree, if all its conditions hold there."""
         if all(look_up_key(tree, key) in _as_list(condition) for key, condition in self.when.items()):
             for key, value in self.set.items():
-                assign_key(tree, key, value)
+                assign_key(tree, key, copy.deepcopy(value))  # later keys may be set in it
 
 
 def parse_rules(entries: Any, axes: Mapping[str, list[Any]], source: str) -> list[Rule]:
@@ -276,7 +276,8 @@ def load_scenario(path: Path, overrides: Iterable[str] = (), *, finds_tables: bo
     Args:
         path: File, or name of a shipped scenario (`find_scenario_file`).
         overrides: Texts "KEY=VALUE" with dotted keys and TOML values.
-        finds_tables: Whether files of records are looked for in the scenario's folder first.
+        finds_tables: Whether files of records that [data] or [sweep] names are looked for in the scenario's folder
+            first.
 
     Raises:
         InputError: The file cannot be read, a key or an override is malformed, or a cell cannot be run.
@@ -469,10 +470,11 @@ def _resolve_point(
     seed: int,
     source: str,
 ) -> Cell:
-    """Resolve one point of the sweep: the file, the rules, the swept values, then the fixed overrides.
+    """Resolve one point of the sweep: the file, the rules, then the swept values and the fixed overrides.
 
-    Each of these may replace values of those before.  Conditions of rules hold for the point's swept values and
-    overrides.  Then the keys are dropped that an override excludes, as `privacy.mu` does `privacy.epsilon`.
+    Each of these may replace values of those before, and the value of a key one that its section has.  A rule's
+    conditions are checked with the values of earlier rules, as far as no swept value or override takes their
+    place.  Then the keys are dropped that an override excludes, as `privacy.mu` does `privacy.epsilon`.
 
     Args:
         base: Nested keys of the file, without sections about the sweep and the results.
@@ -487,12 +489,12 @@ def _resolve_point(
         InputError: The cell cannot be run.
     """
     tree, swept_values = copy.deepcopy(dict(base)), dict(zip(axes, values, strict=True))
-    for key, value in swept_values.items():
-        assign_key(tree, key, value)
-    for rule in rules:
+    point_values = {**swept_values, **overrides.fixed_values}
+    # A first rule sets nothing.  After each rule its values give way, before a later rule can see them.
+    for rule in (Rule(when={}, set={}), *rules):
         rule.apply(tree)
-    for key, value in {**swept_values, **overrides.fixed_values}.items():
-        assign_key(tree, key, value)
+        for key in sorted(point_values, key=lambda key: key.count(".")):  # a section before its keys
+            assign_key(tree, key, copy.deepcopy(point_values[key]))
     drop_superseded_keys(tree, overrides)
     tree["seed"] = seed
     return resolve_cell(tree, source)

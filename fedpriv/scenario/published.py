@@ -136,13 +136,13 @@ class Growth(BaseModel):
     Without noise the target has no term √d/(ε n).
     """
     over: Literal["best", "worst"] = "best"
-    """Point of all other swept keys that counts without `smallest`, of the smallest or the largest mean."""
+    """Choice among the points of all other swept keys without `smallest`, by the smallest or largest mean."""
     chosen_on: list[int] = []
-    """Seeds that serve only for the choice of that point, or none to choose on all."""
+    """Seeds that serve for this choice alone, or empty to choose on all seeds."""
     start: float | None = None
-    """Metric without training, or None: without `smallest` values from it on are not fitted."""
+    """Metric without training, or None.  Without `smallest`, values of at least `start` are not fitted."""
     floor: float = 0.0
-    """Metric that more records do not lower: without `smallest` values up to it are not fitted."""
+    """Metric that more records do not lower.  Without `smallest`, values of at most `floor` are not fitted."""
     theory: dict[str, float] = {}
     """Theoretical exponents by value of `by`, dropped if overrides or `fedpriv tune` change the setting."""
 
@@ -301,8 +301,8 @@ def find_changed_keys(
     """Return the overridden keys that may change the setting for which values were published.
 
     A value that the file has as well changes nothing, unless a rule [[where]] sets another one.  A key of
-    `_NEUTRAL_KEYS` changes nothing, unless it is in a condition of a rule.  The default value of a key that the
-    file leaves out counts as a change.
+    `_NEUTRAL_KEYS` changes nothing, unless it or a key of its section is in a condition of a rule.  The default
+    value of a key that the file leaves out counts as a change.
 
     Args:
         file_tree: Nested keys of the file.
@@ -313,7 +313,10 @@ def find_changed_keys(
     return [
         key
         for key, value in fixed_values.items()
-        if (key.partition(".")[0] not in _NEUTRAL_KEYS or key in conditions)
+        if (
+            key.partition(".")[0] not in _NEUTRAL_KEYS
+            or any(f"{condition}.".startswith(f"{key}.") for condition in conditions)
+        )
         and (
             look_up_key(file_tree, key) != value
             or any((name == key and other != value) or name.startswith(f"{key}.") for name, other in rule_values)

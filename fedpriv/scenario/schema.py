@@ -303,7 +303,9 @@ class Cell(Section):
             federation.silos, private=private, per_silo=self.run.per_silo and self.evaluation is None
         )
         if self.data.scale is not None:
-            check_first_step(federation, unit, self.absence_key)
+            check_first_step(
+                federation, unit, self.absence_key, None if self.model.row.evaluated else self.model.name
+            )
         check_survival(self.model, self.data)
         if self.model.name == RIDGE_STATISTICS:
             keys = self.algorithm.settings.model_dump()

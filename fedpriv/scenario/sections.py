@@ -50,8 +50,8 @@ class FederationSection(Section):
       other until all rounds are done.
 
     Numbers of records hold in expectation if records are drawn, and an algorithm may read several batches in a
-    round.  Records that do not fill a round are left out.  Persons or clients are counted in place of records if
-    they are the unit of protection.
+    round, or none.  Records that do not fill a round are left out.  Persons or clients are counted in place of
+    records if they are the unit of protection.
 
     With `clients` and `cohort` a trusted server keeps one pool of clients in place of silos.  A round reads a
     cohort of them.
@@ -242,8 +242,8 @@ _ROUND_DOWN = 1.0 - 2.0**-48
 class RunBudget:
     """Split of a run's promised μ between a cell's rounds and the run's other step, on the same records.
 
-    For the rounds of training the other step is a release of moments of columns before them, if [data.scale] needs
-    one.  For this release, which is a cell as well, the other step is the training.
+    For the rounds of training the other step is a release of moments of columns before them, if the cell has
+    [data.scale].  For this release, which is a cell as well, the other step is the training.
     A cell gets its budget when it is validated or derived (`Cell.model_post_init`, `Cell.derive_cell`), and keeps
     it through all copies.  Other code reads it, and never computes it from keys of the cell.
 
@@ -429,8 +429,8 @@ class PrivacySection(Section):
 class RunSection(Section):
     """Section [run]: how to compute a run.
 
-    None of its keys changes μ.  In simulations `arithmetic` decides whether the guarantee is one in real
-    arithmetic ("float"), or holds for what the program computes ("integers").
+    None of its keys changes the privacy target.  In simulations `arithmetic` decides whether the guarantee is one
+    in real arithmetic ("float"), or holds for what the program computes ("integers").
     """
 
     dtype: Literal["float32", "float64"] = "float32"

@@ -570,13 +570,13 @@ def make_comparison_chart(table: MechanismTable, title: str) -> Chart:
 
 
 def _tradeoff_chart(results: Results, audit: StoredAudit | None) -> Chart | None:
-    """Chart missed records against false alarms for the best membership test on one record.
+    """Chart misses against false alarms for the best membership test on one protected unit.
 
-    A membership test decides whether a record took part.  Under μ-Gaussian DP no test has, at a rate α of false
-    alarms, a rate of misses below Φ(Φ⁻¹(1 - α) - μ), with Φ the normal distribution function.  The chart has the
-    line of blind guessing, such curves for at most six claimed μ, without those that cannot be told from the axes,
-    and the point of equal errors at an audit's lower bound on μ.  The result is None if there is neither a curve
-    nor an audit.
+    A membership test decides whether a unit (a record, a person or a client) took part in training.  Under
+    μ-Gaussian DP no test has, at a rate α of false alarms, a rate of misses below Φ(Φ⁻¹(1 - α) - μ), with Φ the
+    normal distribution function.  The chart has the line of blind guessing, such curves for at most six claimed μ,
+    without those that cannot be told from the axes, and the point of equal errors at an audit's lower bound on μ.
+    The result is None if there is neither a curve nor an audit.
     """
     claims = [cell["mu"] for cell in results.cells if cell["mu"] is not None]
     mus = sorted({float(format_upper(mu)) for mu in [*claims, *([audit.claimed_mu] if audit else [])]})
@@ -603,7 +603,10 @@ def _tradeoff_chart(results: Results, audit: StoredAudit | None) -> Chart | None
                 hollow=True,
             )
         )
-    notes = ["No test on everything that a run releases lies below the curve of the run's μ."]
+    notes = [
+        "No test for a protected unit of the training, on everything that a run releases, lies below the curve of "
+        "the run's μ."
+    ]
     if audit is not None:
         notes.append("The audit's point has equal errors, at the least μ that the audit shows.")
     if omitted_labels := [format_upper(mu) for mu in mus if mu not in visible_mus]:
@@ -613,8 +616,8 @@ def _tradeoff_chart(results: Results, audit: StoredAudit | None) -> Chart | None
     return Chart(
         "tradeoff",
         "Best possible attack: missed vs. false alarms",
-        "false alarms (a record that is not there is claimed)",
-        "missed (a record that is there)",
+        "false alarms (a unit that is not there is claimed)",
+        "missed (a unit that is there)",
         [Panel("", series)],
         " ".join(notes),
     )

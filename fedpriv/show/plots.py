@@ -59,7 +59,7 @@ def plot_run(
 
     | figure | when |
     |---|---|
-    | curves, or one for each metric if it has several panels | there are evaluations |
+    | curves, and one for each metric whose chart has several panels | there are evaluations |
     | privacy | the privacy level (`privacy_key`) differs in its first three digits |
     | clipped | there are several settings, and fractions of clipped increments that are not all 0 or all 1 |
     | noise | a cell has a μ, and noise that can be compared (`make_noise_charts`) |

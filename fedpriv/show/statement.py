@@ -42,7 +42,7 @@ from fedpriv.core.figures import (
 )
 from fedpriv.core.files import write_json
 from fedpriv.core.random import SERVER
-from fedpriv.noise.trust import RECORD, Trust, find_trust
+from fedpriv.noise.trust import RECORD, Trust, Unit, find_trust
 from fedpriv.show.summary import describe_tuning, group_by, list_caveats
 from fedpriv.study.results import Results, read_results
 
@@ -92,7 +92,7 @@ class Statement:
     """
 
     private: bool
-    """Whether all cells have a claim, which those have whose releases all have noise."""
+    """Whether all cells have a claim.  A cell has one if all its releases have noise."""
     note: str
     """Remark on the kind of guarantee, for example on secret participation, or empty."""
     trust: str
@@ -152,25 +152,40 @@ def make_statements(results: Results) -> list[Statement]:
     groups = group_by(results.cells, lambda cell: (*(cell[key] for key in shared_keys), cell.get("guarantee")))
     choice = describe_tuning(results) or [_CHOICE_ASSUMPTION]
     return [
-        _make_statement(cells, _describe_composition(results.cells, cells[0]["relation"]), choice)
+        _make_statement(
+            cells,
+            _describe_composition(
+                results.cells, cells[0]["relation"], stream_from_data(cells[0]["releases"][0]).unit
+            ),
+            choice,
+        )
         for cells in groups.values()
     ]
 
 
-def _describe_composition(cells: Sequence[Mapping[str, Any]], relation: str) -> str:
-    """Describe the composed μ of all runs with secret noise, under one relation, whose claims have a μ.
+def _describe_composition(cells: Sequence[Mapping[str, Any]], relation: str, unit: Unit) -> str:
+    """Describe the composed μ of all runs with secret noise, under one relation, for one kind of unit.
 
-    The text is empty for fewer than two such runs.
+    Runs whose claims have no μ are left out.  The text is empty for fewer than two runs.
+
+    Args:
+        cells: Cells of all statements.
+        relation: Neighbouring relation.
+        unit: Unit of protection, whose numbers of records and silos are not compared.
     """
     claims = [
         compute_claim_from_data(cell["releases"])
         for cell in cells
         if cell["noise"] == "release" and cell["relation"] == relation
     ]
-    mus = [claim.guarantee.mu for claim in claims if claim and claim.guarantee.mu is not None]
+    mus = [
+        claim.guarantee.mu
+        for claim in claims
+        if claim and claim.unit.name == unit.name and claim.guarantee.mu is not None
+    ]
     return (
-        f" Every figure is of one run. A record that takes part in all of these {len(mus)} runs has together only "
-        f"the protection of μ = {format_upper(compose(mus))}, and runs elsewhere, with other neighbours or "
+        f" Every figure is of one run. A {unit.noun} that takes part in all of these {len(mus)} runs has together "
+        f"only the protection of μ = {format_upper(compose(mus))}, and runs elsewhere, with other neighbours or "
         "without a μ come on top."
         if len(mus) > 1
         else ""
@@ -184,7 +199,7 @@ def _make_statement(cells: Sequence[Mapping[str, Any]], composition_note: str, c
 
     Args:
         cells: Cells of results.json, at least one.  A cell whose run adds no noise has no claim.
-        composition_note: Note on all runs with secret noise together, or "" (`_describe_composition`).
+        composition_note: Note on runs with secret noise together, or "" (`_describe_composition`).
         choice: Sentences on the choice of settings, for the assumptions.
     """
     first_cell, delta = cells[0], cells[0]["delta"]

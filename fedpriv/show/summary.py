@@ -320,7 +320,7 @@ def list_warnings(results: Results) -> list[str]:
 def describe_measurement(results: Results) -> str:
     """Describe in one line the seeds and engines of a run, and how far it is from published values.
 
-    The line also says why published values are hidden, whether table rows share random numbers, and the findings
+    The line also says why published values are hidden, whether table rows can share random numbers, and findings
     of add-ons, as far as there is something to say.
     """
     largest_differences = []
@@ -368,13 +368,13 @@ def _withheld_note(results: Results) -> str:
 
 
 def _pairing_note(results: Results) -> str:
-    """Return a note to compare rows seed by seed, since they share random numbers, or "".
+    """Return a note to compare rows seed by seed, since they can share random numbers, or "".
 
     The note is "" for a single row, without cells, and if the noise of any cell is secret.
     """
     simulated = all(cell["noise"] != "release" for cell in results.cells)
     return (
-        "Cells of one seed share the order of records and, scaled, their noise: compare rows "
+        "Cells of one seed can share the order of records and, scaled, their noise: compare rows "
         "seed by seed, and compute the spread from paired differences."
         if len(sweep_points(results)) > 1 and results.cells and simulated
         else ""

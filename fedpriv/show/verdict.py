@@ -163,7 +163,7 @@ class Strength(NamedTuple):
     trust: int
     """Level of trust that a silo has to place in others."""
     unit: int
-    """0 clients, 1 persons, 2 records."""
+    """0 for clients, 1 for persons, and 2 for records, which have fewer data."""
     relation: int
     """0 for replace-one and 1 for zero-out, where the same figure says less.
 
@@ -205,15 +205,22 @@ def _find_strength(results: Results, point: Mapping[str, Any]) -> Strength | Non
 def _describe_privacy(results: Results) -> str:
     """Describe μ by the best guess of an attacker, or the largest ε and δ if a cell with noise has no μ.
 
-    The best guess is the largest probability of guessing right which of two equally likely neighbours was used.  A
-    warning follows if some cells have no noise, and stands alone if none has any.
+    The best guess is the largest probability of guessing right which of two equally likely neighbours was used.
+    The figures are those of training.  A warning follows if some cells have no noise, and stands alone if none has
+    any.
     """
     noisy_cells = [cell for cell in results.cells if cell["epsilon"] is not None]
     warning = "" if len(noisy_cells) == len(results.cells) else "A cell without noise protects nothing."
     if not noisy_cells:
         return warning
     mus = [cell["mu"] for cell in noisy_cells if cell["mu"] is not None]
-    unit = " or ".join(dict.fromkeys(cell["unit"] for cell in noisy_cells))
+    # Test records that silos evaluate have a μ of their own.
+    unit = " or ".join(
+        dict.fromkeys(
+            cell["unit"].replace("record", "training record") if cell.get("evaluation") else cell["unit"]
+            for cell in noisy_cells
+        )
+    )
     pair = format_epsilon_delta(*(max(cell[name] for cell in noisy_cells) for name in ("epsilon", "delta")))
     loss = f"The privacy loss is at most {pair}, for {unit}."
     return f"{describe_guess(unit, mus) if len(mus) == len(noisy_cells) else loss} {warning}".rstrip()

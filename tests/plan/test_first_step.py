@@ -322,6 +322,20 @@ def test_too_little_memory_for_missing_cells_alone_is_refused_before_feature_sca
     assert checked_seeds == [[3]]
 
 
+def test_a_first_step_is_refused_before_rounds_that_release_statistics_and_no_model(tmp_path: Path) -> None:
+    """Before: both had one seed of noise, which cancelled in a difference of their releases."""
+    asked = {**tree(tmp_path), "model": {"name": "column-moments", "columns": [0, 1]}}
+    with pytest.raises(InputError, match=r"data.scale: model.name = \"column-moments\" releases statistics"):
+        resolve_cell(asked, "test")
+
+
+def test_a_regression_of_classes_is_refused_before_remote_silos_take_a_first_step(tmp_path: Path) -> None:
+    """Before: guards were charged for a first step, and then refused the rounds."""
+    asked = parse_scenario({**tree(tmp_path), "model": {"name": "mlp-regression"}}, "test")
+    with pytest.raises(InputError, match=r"mlp-regression' does not fit .* whose labels are classes"):
+        prepare_scenario(asked, {}, has_records=False)
+
+
 def test_training_rounds_without_an_integer_form_are_refused_before_feature_scaling(tmp_path: Path) -> None:
     """Of a deployment, whose rounds are integers; a simulation of them can be planned."""
     ftrl = {"name": "dp-ftrl", "trust": "untrusted", "clip": 1.0, "step": 0.1, "mechanism": "bisr", "bands": 3}

@@ -196,6 +196,15 @@ def test_a_rule_sets_keys_where_its_conditions_hold() -> None:
     assert [point.cell.algorithm.model_extra["diameter"] for point in narrowed.points] == [0.25, 0.25]
 
 
+@pytest.mark.parametrize("override", ["algorithm.diameter=0.25", "algorithm.diameter=[0.25]"])
+def test_a_rule_never_sees_the_value_of_an_earlier_rule_that_an_override_replaces(override: str) -> None:
+    """Before: the second rule applied where the cell's diameter was 0.25."""
+    tree = _ruled(when={}, set={"algorithm.diameter": 0.5})
+    tree["where"] += [{"when": {"algorithm.diameter": 0.5}, "set": {"run.evaluations": 2}}]  # type: ignore[operator]
+    assert {point.cell.run.evaluations for point in parse_scenario(tree, "test").points} == {2}
+    assert {point.cell.run.evaluations for point in parse_scenario(tree, "test", [override]).points} == {4}
+
+
 @pytest.mark.parametrize(
     ("where", "line"),
     [
@@ -262,6 +271,32 @@ def test_published_values_are_withheld_if_an_override_undoes_a_rule() -> None:
     by_condition = parse_scenario(tree, "test", ["label.x=b"]).published
     assert by_condition is not None
     assert by_condition.withheld_keys == ["label.x"]
+    by_section = parse_scenario(tree, "test", ['label={x="b"}']).published
+    assert by_section is not None
+    assert by_section.withheld_keys == ["label"]  # before: none
+
+
+def test_a_rule_for_one_point_changes_no_other_point() -> None:
+    """Before: keys that were set in a section of an earlier rule stayed there for all later points."""
+    tree = _ruled(when={}, set={"algorithm": {"name": "dp-mu2-fl", "trust": "untrusted", "diameter": 0.1}})
+    tree["where"] += [{"when": {"federation.silos": 2}, "set": {"algorithm.diameter": 0.5}}]  # type: ignore[operator]
+    points = parse_scenario(tree, "test").points
+    assert [point.cell.algorithm.settings.model_dump()["diameter"] for point in points] == [0.5, 0.5, 0.1, 0.1]
+    tree["where"][0]["set"]["label"] = {"a": 1}  # type: ignore[index]
+    tree["where"] += [{"when": {"federation.silos": 2}, "set": {"label.b": 2}}]  # type: ignore[operator]
+    labels = [point.cell.label for point in parse_scenario(tree, "test").points]
+    assert labels == [{"a": 1, "b": 2}] * 2 + [{"a": 1}] * 2
+
+
+def test_a_point_has_its_swept_values_also_if_their_section_is_overridden() -> None:
+    """Before: all points had the diameter of the section, and each was reported under its swept value."""
+    tree = {**small_tree(), "sweep": {"algorithm.diameter": [0.125, 0.25]}}
+    section = 'algorithm={name="dp-mu2-fl", trust="trusted", diameter=0.5}'
+    algorithms = [point.cell.algorithm for point in parse_scenario(tree, "test", [section]).points]
+    assert [(algorithm.trust, algorithm.settings.model_dump()["diameter"]) for algorithm in algorithms] == [
+        ("trusted", 0.125),
+        ("trusted", 0.25),
+    ]
 
 
 def test_swept_values_of_an_override_replace_those_of_a_rule() -> None:

@@ -11,6 +11,7 @@ from fedpriv.claims.claim import EXACT_ASSUMPTIONS, compute_claim
 from fedpriv.claims.ledger import stream_from_data, stream_to_data
 from fedpriv.claims.outcome import make_outcome
 from fedpriv.noise.registry import MECHANISMS
+from fedpriv.noise.trust import RECORD, Unit, make_unit
 from fedpriv.plan.plan import make_plan
 from fedpriv.plan.task import load_task
 from fedpriv.scenario.load import resolve_cell
@@ -45,6 +46,23 @@ def test_every_mechanism_has_its_own_description_in_words() -> None:
     """Five of eight were shown as the name of a class."""
     assert all(kind.words.startswith(("Gaussian noise", "independent Gaussian")) for kind in MECHANISMS.values())
     assert len({kind.words for kind in MECHANISMS.values()}) == len(MECHANISMS) == 13
+
+
+def test_guarantee_runs_are_composed_for_the_unit_that_each_of_them_protects() -> None:
+    """Before: "a record" had the composed μ of all clients' runs, and a record's μ may be twice a client's."""
+    cell = zero_out({"name": "dp-sgd", "trust": "untrusted", "clip": 1.0, "step": 1.0})
+
+    def record_of(unit: Unit) -> dict[str, Any]:
+        streams = [dataclasses.replace(stream, unit=unit) for stream in streams_of(cell)]
+        return privacy_data(cell, streams, "release")
+
+    records = [record_of(make_unit("client", 2)), record_of(make_unit("client", 4)), record_of(RECORD)]
+    of_two, of_four, of_records = (statement.noise for statement in make_statements(results_of_records(*records)))
+    assert of_two == of_four
+    assert (
+        "A client that takes part in all of these 2 runs has together only the protection of μ = 1.415," in of_two
+    )
+    assert "all of these" not in of_records
 
 
 @pytest.mark.parametrize(

@@ -59,7 +59,7 @@ def test_markdown_tables_with_published_values_match_the_expected_text() -> None
 | 4         | 70.0 ± 1.0 [69.9, +0.1] | 69.0 ± 1.0 [69.4, -0.4] |
 | 8         | 74.0 ± 1.0 [70.2, +3.8] | 73.0 ± 1.0 [70.0, +3.0] |
 
-Metrics are means ± sample standard deviations over 3 seeds, computed on engine vectorized. The largest differences to published values are 0.0120 in test loss and 3.8 in test accuracy (%). Cells of one seed share the order of records and, scaled, their noise: compare rows seed by seed, and compute the spread from paired differences.
+Metrics are means ± sample standard deviations over 3 seeds, computed on engine vectorized. The largest differences to published values are 0.0120 in test loss and 3.8 in test accuracy (%). Cells of one seed can share the order of records and, scaled, their noise: compare rows seed by seed, and compute the spread from paired differences.
 
 Privacy: one record of a silo, replace-one neighbours, untrusted server: μ-GDP exactly with μ = 4 to 8 (zCDP 8 to 32); (ε, δ) = (24 to 48, 1e-05) exact, (28 to 56, 1e-05) by the paper's formula, rounded up; simulation noise (seeded, not for release).
 

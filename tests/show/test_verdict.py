@@ -188,6 +188,12 @@ def test_test_records_that_silos_evaluate_are_the_silos_own(trust: str, data: st
     assert server.holds == data
 
 
+def test_guarantee_the_best_guess_is_not_said_of_test_records_that_silos_evaluate() -> None:
+    """Before: "one record of a silo" had the μ of the training, also where evaluations had a larger one."""
+    assert "equally likely cases of one record of a silo is" in describe_run(made())
+    assert "equally likely cases of one training record of a silo is" in describe_run(made(evaluation={"mu": 9.0}))
+
+
 def test_runs_with_several_counterparts_of_a_point_are_not_said_to_have_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,1 +1,1 @@
-"""Vectorized engine: cells of a sweep that differ in seeds and some numbers, computed together."""
+"""Vectorized engine: cells of a sweep with the same parts, computed together."""

@@ -95,7 +95,8 @@ def pack_checkpoint(checkpoint: SimulationCheckpoint, cells: Sequence[str]) -> b
     """Pack a checkpoint of cells with these digests.
 
     Raises:
-        TypeError: The state contains an object that is not a tensor, number, text, None, tuple or dataclass.
+        TypeError: The state contains an object that is not a tensor, number, text, None, tuple or dataclass, or a
+            tensor of a type that numpy lacks.
     """
     arrays: list[NDArray[Any]] = []
     header = {

@@ -1,7 +1,10 @@
-"""Vectorized engine: cells of a sweep that differ in seeds and some numbers, computed together.
+"""Vectorized engine: cells of a sweep with the same parts, computed together.
 
 A cell is one run: the settings of a scenario, with one value for each swept key and one seed.  Its plan has the
-public numbers of the run.  The replicates are the cells of a group, which differ in seeds and some numbers only.
+public numbers of the run.  The replicates are the cells of a group.  Their data, model, rounds and silos are the
+same, and so are the kinds of their estimators, mechanisms and optimizers.  They may differ in seeds, in numbers
+such as the clip, in trust setting and neighbouring relation, and in absences.
+
 In a round, silos form the clipped contributions of their records at a query (increments) and keep their running
 sum, which is released with the noise of a mechanism.  A silo that does not reply in a round is absent.
 
@@ -141,8 +144,8 @@ def run_vectorized(
 ) -> Iterator[IndexedOutcome]:
     """Run cells in groups, and yield each outcome with the index of its cell in `cells`.
 
-    The cells of a group differ in seeds and some numbers only, and are computed together.  A group resumes from
-    its checkpoint, which is deleted when the caller asks for the next outcome after those of the group.
+    The cells of a group are computed together (`group_cells`).  A group resumes from its checkpoint, which is
+    deleted when the caller asks for the next outcome after those of the group.
 
     Args:
         cells: Cells to run.
