@@ -6,6 +6,7 @@ import os
 import signal
 from collections import Counter
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -18,7 +19,6 @@ from fedpriv.data import named, synthetic
 from fedpriv.engines.children import ALLOW_ROOT
 from fedpriv.scenario.load import resolve_cell
 from fedpriv.scenario.schema import Cell
-
 
 hypothesis.settings.register_profile("fedpriv", deadline=None)  # a busy machine fails no test
 hypothesis.settings.load_profile("fedpriv")
@@ -45,6 +45,18 @@ def small_tree(**overrides: Any) -> dict[str, Any]:
         else:
             node[key] = value
     return tree
+
+
+def pytest_configure() -> None:
+    """Have temporary folders in memory where 4 GiB of it are free: tests of ledgers wait for the disk otherwise.
+
+    Another place is `PYTEST_DEBUG_TEMPROOT`, which pytest reads.
+    """
+    memory = Path("/dev/shm")
+    if memory.is_dir() and os.access(memory, os.W_OK | os.X_OK):
+        state = os.statvfs(memory)
+        if state.f_bavail * state.f_frsize >= 2**32 and not state.f_flag & os.ST_NOEXEC:
+            os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(memory))
 
 
 @pytest.hookimpl(tryfirst=True)
