@@ -86,7 +86,7 @@ def table_rows(table: TableResult) -> list[dict[str, Any]]:
         )
     for curve in table.curves if table.kind == "survival" else ():
         for time, value, low, high in zip(curve.at, curve.values, curve.low, curve.high, strict=True):
-            of = " ".join((*curve.group, f"survival at {time:g}"))
+            of = " ".join((*curve.group, f"survival at {time:.15g}"))
             rows.append({"of": of, "value": value, "low": low, "high": high, "covers": "the population"})
     return rows
 
@@ -239,7 +239,7 @@ def _draw_curve(table: TableResult, curve: Curve) -> Markup:
         ]
     for x, at in ((x_positions[0], first), (x_positions[-1], last)):
         shapes.append(
-            Markup('<text x="{:.0f}" y="{}" text-anchor="middle">{:g}</text>').format(x, _HEIGHT - 8, at)
+            Markup('<text x="{:.0f}" y="{}" text-anchor="middle">{:.15g}</text>').format(x, _HEIGHT - 8, at)
         )
     return _frame_figure(" ".join((table.name, *curve.group)), _HEIGHT, shapes)
 
@@ -463,7 +463,7 @@ def _print_result(table: TableResult) -> None:
     if (more := len(table.estimates) - _MAX_SHOWN_LINES) > 0:
         sys.stdout.write(f"and {more} more, in the files\n")
     for curve in table.curves if table.kind == "survival" else ():
-        label = " ".join((*curve.group, f"survival to {curve.at[-1]:g}"))
+        label = " ".join((*curve.group, f"survival to {curve.at[-1]:.15g}"))
         band = f"{format_number(curve.low[-1])} … {format_number(curve.high[-1])}"
         print_text(f"{label}: {format_number(curve.values[-1])}, {band} of the population\n")
 

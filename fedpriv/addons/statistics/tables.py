@@ -239,8 +239,8 @@ def _cell_labels(name: str, table: Cells, place: int, schema: TableSchema) -> li
     labels, edges = column_words(name, schema), table.axes[place].edges
     if edges is None:
         return [*(labels or ()), MISSING]
-    bins = [f"{low:g} – {high:g}" for low, high in itertools.pairwise(edges)]
-    return [f"below {edges[0]:g}", *bins, f"above {edges[-1]:g}", MISSING]
+    bins = [f"{low:.15g} – {high:.15g}" for low, high in itertools.pairwise(edges)]
+    return [f"below {edges[0]:.15g}", *bins, f"above {edges[-1]:.15g}", MISSING]
 
 
 @dataclass(frozen=True)
@@ -429,7 +429,7 @@ def _estimate_quantiles(
             low = _find_first_edge(excess + half, upper)
             # The least value from an edge on is at least 0 if all of them are.
             high = _find_first_edge(np.minimum.accumulate((excess - half)[::-1])[::-1], upper)
-            label = (*group, f"quantile {share:g}")
+            label = (*group, f"quantile {share:.15g}")
             estimates.append(TableEstimate(label, quantile, float(noise.max()), low, high, covers))
     if total <= 0.0:
         return estimates, Curve(group, (), (), (), ())
