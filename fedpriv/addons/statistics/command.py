@@ -389,9 +389,8 @@ def run_statistics(
 def _print_dry_run(stats: Statistics, *, for_release: bool, as_json: bool) -> None:
     """Print each table's number of cells, its error under each trust setting, and the price of all tables.
 
-    The error is that of the noise in one released number, counted in records or persons, the units of protection:
-    half an interval of 95 % in text, a standard deviation in JSON.  The price is that of the run's claim under the
-    plan's own trust setting.
+    The error is that of the noise in one released coordinate, in units of protection: half an interval of 95 % in
+    text, a standard deviation in JSON.  The price is that of the run's claim under the plan's own trust setting.
 
     Args:
         stats: Plan and scenario.
