@@ -44,8 +44,8 @@ def theorem(
 ) -> None:
     """Print a scenario's numbers beside those of its algorithm's theorems, with the conditions.
 
-    Once for every point of the sweep, by its first seed.  Noise is that of a coordinate of one fresh vector, in
-    the mean over silos, or of one silo in the table of silos.
+    Each point of the sweep is printed once, by its first seed.  Noise is the standard deviation of one coordinate
+    of a round's fresh noise, in the mean over silos, or of one silo in the table of silos.
 
     Examples:
 
