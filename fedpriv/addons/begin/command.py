@@ -118,7 +118,7 @@ def inspect_table(
             its role, no column can become a feature, a row does not keep to the description, a person has records
             at two sites, a silo has no training unit, `out` is given without a target or for a table for which no
             settings can be advised, or a file that would be written exists in `out`.
-        OSError: If a file cannot be written.
+        OSError: If a file cannot be opened or written.
     """
     if other := [path for path in paths if not is_table_path(path.name)]:
         raise InputError(f"{other[0]}: expected a file of a table, {' or '.join(TABLE_SUFFIXES)}")

@@ -20,7 +20,8 @@ def find_formats(paths: Sequence[Path], marks: Mapping[str, str | None]) -> list
         marks: Values of the options `separator`, `decimal` and `thousands`, or None.
 
     Raises:
-        InputError: An option is malformed, or a file cannot be read.
+        InputError: An option is malformed, or a file cannot be read as a table.
+        OSError: A text file cannot be opened.
     """
     find = load_add_on_part("table format", "find")
     known_format = load_add_on_part("table format", "parse")(**marks)

@@ -293,6 +293,7 @@ def statistics(
     Raises:
         InputError: The plan or the engine cannot be used.  The message says why.
         RunError: The run could not be finished, for instance because a silo refused.  The message says why.
+        OSError: A file of the results cannot be written.
     """
     stats = Statistics.from_plan(read_plan(plan if isinstance(plan, Mapping) else Path(plan)))
     released: ReleasedTables = release_tables(stats, engine, None if out is None else Path(out))
@@ -330,6 +331,7 @@ def release_tables(
     Raises:
         InputError: The scenario or the engine cannot be used.
         RunError: The run could not be finished.
+        OSError: A file of the results cannot be written.
     """
     folder = run_sweep(stats.scenario, RunOptions(engine=engine, out=out, connection=connection))
     write_table(folder)  # of the run's own metrics, as `fedpriv run` writes it
@@ -364,6 +366,7 @@ def run_statistics(
     Raises:
         InputError: The plan or a setting cannot be used.
         RunError: The run could not be finished.
+        OSError: A file of the results cannot be written.
     """
     row, stats = find_engine_row(engine), Statistics.from_plan(read_plan(path, overrides))
     if dry_run:

@@ -289,7 +289,7 @@ class Curve:
     at: tuple[float, ...]
     """Edges at which the curve has values."""
     values: tuple[float, ...]
-    """Share of the records with a value that are in cells below each edge, or survival at it."""
+    """Survival at each edge, or the share of records in cells below it, among those with a value."""
     low: tuple[float, ...]
     """Lower end of the band at each edge."""
     high: tuple[float, ...]
