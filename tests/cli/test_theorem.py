@@ -110,6 +110,18 @@ def test_silos_with_their_own_privacy_targets_have_their_own_lines(scenario: Pat
     assert points_of(scenario)[0]["silos"] == []
 
 
+def test_theorem_numbers_for_the_whole_target_are_not_called_runnable_beside_smaller_shares(
+    scenario: Path,
+) -> None:
+    """Before: noise of a theorem, too little for a silo with a fourth of the target, could be run."""
+    less = "these numbers are for the whole target at every silo, and privacy.shares gives some less"
+    for shares, reason in (("[[1.0, 0.25]]", less), ("[[1.0, 1.0]]", None)):
+        changes = ("--set", "algorithm.trust=untrusted", "--set", f"privacy.shares={shares}")
+        (point,) = points_of(scenario, *changes)
+        refusals = {section["theorem"]: section["refusal"] for section in point["theorems"]}
+        assert refusals["theorem-non-realizable"] == reason
+
+
 def test_the_theorem_command_lists_only_options_of_the_mechanism_in_use(scenario: Path) -> None:
     assert not {"bands", "max_vectors"} & points_of(scenario)[0]["scenario"].keys()
     banded = points_of(scenario, "--set", "algorithm.mechanism=banded", "--set", "algorithm.bands=4")
