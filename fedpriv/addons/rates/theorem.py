@@ -297,7 +297,7 @@ def _conditions_data(conditions: Iterable["Condition"]) -> list[dict[str, Any]]:
 def _why_refused(numbers: Mapping[str, float], problem: "Problem", min_share: float) -> str | None:
     """Explain why the silos cannot run with a theorem's numbers, or return None if they can.
 
-    Each silo needs the whole privacy target, and a record in every batch.
+    Each silo needs the whole privacy target and a record in every batch, and each person a single silo.
 
     Args:
         numbers: Numbers of the theorem.
@@ -308,6 +308,9 @@ def _why_refused(numbers: Mapping[str, float], problem: "Problem", min_share: fl
     return (
         "these numbers are for the whole target at every silo, and privacy.shares gives some less"
         if min_share < 1.0
+        else "these numbers are for persons with records in one silo, and privacy.shared = "
+        f"{problem.unit.max_silos}"
+        if problem.unit.max_silos > 1
         else f"a round of {batch} records is less than one of each of the {problem.silos} silos; run it with "
         f"federation.silos = {batch} or fewer"
         if batch < problem.silos
