@@ -163,6 +163,15 @@ def test_the_column_of_joined_files_has_a_name_that_no_file_uses(tmp_path: Path,
     assert f"  {site}: 2 words: north, south" in text
 
 
+def test_files_that_share_a_single_column_are_refused_for_that(tmp_path: Path) -> None:
+    """Before: they were said to share no column, also where the column of sites was the one that some lacked."""
+    paths = [tmp_path / f"{name}.csv" for name in ("north", "south")]
+    for path, text in zip(paths, ("x,h\n1,A\n2,B\n", "x\n3\n4\n"), strict=True):
+        path.write_text(text)
+    with pytest.raises(InputError, match="share fewer than two columns, that of sites counted; give each file"):
+        output_of("data", "inspect", *paths, "--target", "x", "--site", "h")
+
+
 def test_the_table_of_a_written_scenario_is_found_from_any_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -110,6 +110,39 @@ def test_silos_with_their_own_privacy_targets_have_their_own_lines(scenario: Pat
     assert points_of(scenario)[0]["silos"] == []
 
 
+def test_theorem_numbers_for_the_whole_target_are_not_called_runnable_beside_smaller_shares(
+    scenario: Path,
+) -> None:
+    """Before: noise of a theorem, too little for a silo with a fourth of the target, could be run."""
+    less = "these numbers are for the whole target at every silo, and privacy.shares gives some less"
+    for shares, reason in (("[[1.0, 0.25]]", less), ("[[1.0, 1.0]]", None)):
+        changes = ("--set", "algorithm.trust=untrusted", "--set", f"privacy.shares={shares}")
+        (point,) = points_of(scenario, *changes)
+        refusals = {section["theorem"]: section["refusal"] for section in point["theorems"]}
+        assert refusals["theorem-non-realizable"] == reason
+
+
+@pytest.mark.parametrize("trust", ["untrusted", "trusted"])
+def test_theorem_numbers_are_not_called_runnable_for_persons_in_several_silos(tmp_path: Path, trust: str) -> None:
+    """Before: noise without the factor √2 or 2 for persons in two silos could be run, at the same ε."""
+    rows = "".join(f"{number % 40},{number % 2},p{number // 2}\n" for number in range(80))
+    (tmp_path / "t.csv").write_text(f"x,y,p\n{rows}")
+    columns = (
+        'table = {public = true, target = "y", classes = ["0", "1"], person = "p", columns.x.range = [0, 40]}'
+    )
+    scenario = tmp_path / "persons.toml"
+    scenario.write_text(
+        f'name = "persons"\n[data]\nname = "{tmp_path}/t.csv"\n{columns}\n[model]\nname = "softmax-regression"\n'
+        "feature_norm = 1.0\n[federation]\nsilos = 2\nrounds = 16\nbatches = [1, 1]\n[algorithm]\n"
+        f'name = "dp-mu2-fl"\ntrust = "{trust}"\ndiameter = 0.1\n[privacy]\nmu = 1.0\nrelation = "replace-one"\n'
+        'unit = "user"\nrecords = 2\n'
+    )
+    one, two = (points_of(scenario, "--set", f"privacy.shared={shared}")[0] for shared in (1, 2))
+    assert [section["refusal"] for section in one["theorems"]] == [None, None]
+    reason = "these numbers are for persons with records in one silo, and privacy.shared = 2"
+    assert [section["refusal"] for section in two["theorems"]] == [reason, reason]
+
+
 def test_the_theorem_command_lists_only_options_of_the_mechanism_in_use(scenario: Path) -> None:
     assert not {"bands", "max_vectors"} & points_of(scenario)[0]["scenario"].keys()
     banded = points_of(scenario, "--set", "algorithm.mechanism=banded", "--set", "algorithm.bands=4")

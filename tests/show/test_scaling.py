@@ -152,6 +152,18 @@ def test_a_metric_that_the_results_lack_is_named_with_those_that_are_there(resul
         find_values(results, growth_of(metric="test_auc"))
 
 
+def test_cells_without_the_metric_count_for_no_value(results: Results) -> None:
+    """Before: a KeyError after the run, for an AUC that is left out of a cell with too few records."""
+    assert results.growth is not None
+    first = [cell for cell in results.cells if cell["point"]["federation.rounds"] == 1]
+    for cell in first:
+        cell["excess_risk"] = None
+    del results.cells[0]["excess_risk"]
+    untrusted, trusted = values_of(results, results.growth)
+    assert untrusted == pytest.approx([16.0, 32.0, 64.0])
+    assert trusted == pytest.approx([4.0, 4096**0.25 / 2**0.5, 8.0])
+
+
 @pytest.mark.parametrize("role", ["along", "smallest"])
 def test_an_axis_of_growth_that_has_words_is_refused(role: str) -> None:
     """Before: a ValueError after the run."""

@@ -103,7 +103,10 @@ def test_the_forecast_noise_matches_the_spread_of_models_trained_on_zero_feature
         ({"records": 7.5}, "records of silo 0 = 7.5"),  # was a TypeError
         ({"unit": "nobody"}, "unit = 'nobody': accepted are"),  # was written into a scenario that cannot be read
         ({"unit": "user"}, "unit = 'user' of 0 records"),
-        ({"unit": "user", "records_of_person": -2}, "unit = 'user' of -2 records"),
+        ({"unit": "user", "records_of_person": -2}, "records_of_person = -2"),
+        ({"unit": "user", "records_of_person": "2"}, "records_of_person = '2'"),  # was a TypeError
+        ({"unit": "user", "records_of_person": 2.5}, "records_of_person = 2.5"),  # a scenario that cannot be read
+        ({"parameters": 0}, "parameters = 0"),
         ({"sizes": (10, 10)}, "sizes: no fact; known are records, silos, features"),  # was a TypeError, too
         ({"records": 10**12}, "records of silo 0 = 1000000000000"),
         ({"features": 10**300}, "features = 1000"),
@@ -225,6 +228,19 @@ def test_layers_for_sequences_are_asked_for_with_a_network_alone(tmp_path: Path)
     refused = fedpriv(*words.split(), cwd=tmp_path)
     assert refused.returncode == 2
     assert "only a network has such layers; give its parameters, too" in " ".join(refused.stderr.split())
+
+
+@pytest.mark.parametrize(
+    ("unit", "noun"), [({}, "records"), ({"unit": "user"}, "persons"), ({"unit": "client"}, "clients")]
+)
+def test_the_warning_of_a_large_delta_names_the_protected_unit(unit: dict[str, Any], noun: str) -> None:
+    """Before: clients were called persons."""
+    facts = unit | ({"records_of_person": 3} if unit else {})
+    advice = advise(silos=2, records=1000, features=4, classes=2, epsilon=1.0, delta=1e-3, **facts)
+    assert (
+        advice.others[-1]
+        == f"delta = 0.001 is not below 1 over the 1,000 {noun} of a silo: take one that is far below."
+    )
 
 
 def test_the_advised_clip_norm_is_a_constant_times_the_root_of_features_plus_one() -> None:

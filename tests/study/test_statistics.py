@@ -238,6 +238,20 @@ def test_sites_are_counted_like_any_column(tmp_path: Path) -> None:
         assert estimate.value == pytest.approx(sum(row["hospital"] == estimate.of[0] for row in train), abs=1.0)
 
 
+def test_labels_name_the_edges_of_a_plan_to_all_digits() -> None:
+    """Before: six digits, by which two bins of one table were both called "1e+06 – 1e+06"."""
+    times, draw = np.array([1000000.5, 1000001.5]), np.random.default_rng(0)
+    counts = one("counts", cells_of(times), [1000000.0, 1000001.0, 1000002.0], 1.0, draw)
+    assert [estimate.of for estimate in counts.estimates] == [
+        ("below 1000000",), ("1000000 – 1000001",), ("1000001 – 1000002",), ("above 1000002",), ("missing",),
+    ]  # fmt: skip
+    events = np.ones(500)
+    survival = one(
+        "survival", cells_of(1000000.0 + 2.0 * draw.random(500), events), [1000000.0, 1000001.0], 50.0, draw
+    )
+    assert command.table_rows(survival)[-1]["of"] == "survival at 1000001"
+
+
 @pytest.mark.parametrize("trust", TRUSTS)
 def test_the_statistics_of_both_engines_agree_and_lie_near_the_true_counts(tmp_path: Path, trust: str) -> None:
     path = write_csv(tmp_path / "t.csv", rows(600))

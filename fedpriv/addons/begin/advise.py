@@ -40,7 +40,7 @@ from fedpriv.data.own import Dataset
 from fedpriv.data.schema import TableSchema
 from fedpriv.data.tables import format_schema_toml
 from fedpriv.loss.frozen import trainable_parameters
-from fedpriv.noise.trust import RECORD, TRUSTED, UNTRUSTED, find_trust, make_unit
+from fedpriv.noise.trust import RECORD, TRUSTED, UNITS, UNTRUSTED, find_trust, make_unit
 from fedpriv.plan.plan import Plan, make_plan
 from fedpriv.plan.task import DTYPES
 from fedpriv.scenario.load import resolve_cell
@@ -119,7 +119,7 @@ class Facts:
 
     | field | meaning |
     |---|---|
-    | `sizes` | number of training units of each silo, such as records, or persons if these are protected |
+    | `sizes` | number of training units of each silo: records, or the persons or clients that are protected |
     | `features` | number of features of a record |
     | `classes` | number of classes, 0 for a real target, which is scaled to -1 … 1 |
     | `feature_norm` | F, bound on the norm of a record's features, or None for √features, that of -1 … 1 |
@@ -160,17 +160,17 @@ class Facts:
         _check_integer("features", self.features, 1, 10**7)
         if self.classes != 0:
             _check_integer("classes", self.classes, 2, 10**5, " (0 for a regression)")
-        if self.rounds is not None:
-            _check_integer("rounds", self.rounds, 1, 10**6)
+        optional_limits = {"rounds": 10**6, "parameters": 10**10, "records_of_person": 10**9}
+        for name, limit in optional_limits.items():
+            if (value := getattr(self, name)) is not None:
+                _check_integer(name, value, 1, limit)
         if self.feature_norm is not None:
             _check_number("feature_norm", self.feature_norm, 1e-6, 1e6)
-        if self.parameters is not None:
-            _check_integer("parameters", self.parameters, 1, 10**10)
-        elif self.sequence:
+        if self.sequence and self.parameters is None:
             raise InputError("advise: sequence: only a network has such layers; give its parameters, too")
         _check_number("epsilon", self.epsilon, 1e-3, 100.0)
         _check_number("delta", self.delta, 1e-30, 0.01)
-        # Refuses an unknown unit, and persons without a positive number of records.
+        # Refuses an unknown unit, and persons and clients without a number of records.
         make_unit(self.unit, 1 if self.unit == RECORD.name else self.records_of_person or 0)
 
     @property
@@ -548,8 +548,7 @@ def _describe_alternatives(facts: Facts, forecast: Forecast) -> tuple[str, ...]:
     if facts.delta * max(facts.sizes) >= 1.0:
         alternatives.append(
             f"delta = {format_upper_delta(facts.delta)} is not below 1 "
-            f"over the {max(facts.sizes):,} {'records' if facts.unit == RECORD.name else 'persons'} of a silo: "
-            "take one that is far below."
+            f"over the {max(facts.sizes):,} {UNITS[facts.unit].noun}s of a silo: take one that is far below."
         )
     return tuple(alternatives)
 
@@ -568,8 +567,8 @@ def advise(
     """Advise on algorithm, batch, clip, step, rounds and trust for public facts.
 
     Args:
-        records: Number of training records of each silo, or of persons if `unit` protects these.  A single number
-            stands for silos that all have the same.
+        records: Number of training records of each silo, or of persons or clients if `unit` protects these.  A
+            single number stands for silos that all have the same.
         features: Number of features of a record.
         epsilon: ε of the privacy budget, with δ = 1e-5 unless `delta` is given.
         silos: Number of silos, which may be omitted if `records` has a number for each silo.

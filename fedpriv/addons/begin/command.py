@@ -49,7 +49,7 @@ from fedpriv.data.tables import check_persons, format_schema_toml, read_raw_tabl
 # Modules that need torch are imported only where they are used, so that a first look at a table is fast.
 
 _MIN_RECORDS = 10
-"""Number of a silo's training records below which `inspect` warns."""
+"""Number of a silo's training units below which `inspect` warns."""
 _DEFAULT_SILOS = 4  # number of silos for a table without a column of sites
 _MAX_RECORDS_PER_PERSON = 16  # each record of a person enlarges every batch, and further ones add little
 WARNING = (
@@ -101,7 +101,7 @@ def inspect_table(
     description ends with the columns and the copies of records.
 
     Args:
-        paths: Files of the table, one or one for each site.
+        paths: Files of the table, one or more.
         roles: Columns that the user named.
         out: Folder of scenario.toml and silo-N.toml, or None for no files.
         marks: Separator of cells, and marks of decimals and thousands, by the names of options, or None to find
@@ -118,7 +118,7 @@ def inspect_table(
             its role, no column can become a feature, a row does not keep to the description, a person has records
             at two sites, a silo has no training unit, `out` is given without a target or for a table for which no
             settings can be advised, or a file that would be written exists in `out`.
-        OSError: If a file cannot be written.
+        OSError: If a file cannot be opened or written.
     """
     if other := [path for path in paths if not is_table_path(path.name)]:
         raise InputError(f"{other[0]}: expected a file of a table, {' or '.join(TABLE_SUFFIXES)}")
@@ -242,7 +242,7 @@ def _find_unit_keys(encoded: TableRows, schema: TableSchema) -> dict[str, Any]:
     """Print the number of persons, and return the keys of [privacy] that protect persons.
 
     The keys are `unit` and `records`, the largest number of a person's records that count.  There are no keys if
-    no person has several records, or if the table has no column of persons.
+    no person has several records.  A table without a column of persons has no keys, and nothing is printed.
     """
     if (persons := count_persons(encoded)) is None:
         return {}
@@ -423,10 +423,10 @@ def print_advice(
             for recommendation in advice.chosen
         ]
         print_rich("What to take", [Column("key"), Column("value"), Column("why", can_wrap=True)], rows)
-        from fedpriv.noise.trust import RECORD, find_trust
+        from fedpriv.noise.trust import UNITS, find_trust
 
         sizes, rounds = advice.facts.sizes, advice.tree["federation"]["rounds"]
-        units = "records" if advice.facts.unit == RECORD.name else "persons"
+        units = f"{UNITS[advice.facts.unit].noun}s"
         cost_line = (
             f"{format_count(len(sizes), 'silo')} with {format_count_range(sizes)} {units} each "
             f"({find_trust(advice.facts.trust).title}) read all {sum(sizes):,} {units} in each of "

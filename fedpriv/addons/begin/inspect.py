@@ -3,8 +3,8 @@
 Both are read from the records.  Publishing them is a release without noise.
 
 A *cell* is the value of a column in one record.  The distinct texts of a column are its *words*.  *Odd cells* are
-the few cells of a column of numbers that are none.  The *role* of a column is to be the target, the site (a silo's
-name), the person or the split ("train" or "test").  Other columns may become features.
+cells without a number in a column where nearly all have one.  The *role* of a column is to be the target, the site
+(a silo's name), the person or the split ("train" or "test").  Other columns may become features.
 """
 
 import re
@@ -27,7 +27,10 @@ MAX_CLASS_CODES = 10
 _MIN_OCCURRENCES = 5  # smallest mean number of records of such a code
 _MAX_SHOWN_WORDS = 8
 _MIN_NUMBER_SHARE = 0.9
-"""Smallest share of numbers among the present cells of a column of numbers with mistakes."""
+"""Smallest share of numbers among the present cells of a column of numbers with odd cells.
+
+Also the smallest share of a column's words that have to look like dates or numbers for a remedy.
+"""
 _MIN_DISTINCT_NUMBERS = 10
 _MAX_SHOWN_ODD = 3
 _MAX_LISTED_WORDS = 10_000
@@ -170,8 +173,9 @@ def summarize_columns(table: RawTable) -> list[ColumnSummary]:
 def _summarize_column(table: RawTable, name: str, cells: CellColumn) -> ColumnSummary:
     """Summarize a column as numbers, as numbers with some odd cells, or as words.
 
-    A column of "true" and "false" is one of words, and so is a column of missing cells only.  A column has odd
-    cells if it has ten different numbers or more, and at most a tenth of its present cells are no numbers.
+    A column of "true" and "false" is one of words, and so is a column of missing cells only.  Cells that are no
+    numbers are odd if the column has ten different numbers or more, and if they are at most a tenth of its present
+    cells.
 
     Args:
         table: The table, which locates the rows of odd cells in its file.
@@ -218,7 +222,7 @@ def describe_table(
         columns: Summaries of all its columns.
         target: Column to predict.
         regression: Whether the target is real, or None for a guess.  A target of numbers is then real, unless it
-            is written in two ways or has a few integers, which are codes of classes.
+            has two words only, or a few integers that are codes of classes (`ColumnSummary.has_class_codes`).
         site: Column of sites, each of which becomes a silo, or None.
         person: Column of persons, or None if each record is another person's.
         split: Column with "train" and "test", or None.

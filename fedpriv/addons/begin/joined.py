@@ -20,7 +20,8 @@ def find_formats(paths: Sequence[Path], marks: Mapping[str, str | None]) -> list
         marks: Values of the options `separator`, `decimal` and `thousands`, or None.
 
     Raises:
-        InputError: An option is malformed, or a file cannot be read.
+        InputError: An option is malformed, or a file cannot be read as a table.
+        OSError: A text file cannot be opened.
     """
     find = load_add_on_part("table format", "find")
     known_format = load_add_on_part("table format", "parse")(**marks)
@@ -73,7 +74,8 @@ def join_files(paths: Sequence[Path], formats: Sequence[CellFormat], site: str |
         columns[site] = [stem for stem, table in zip(stems, tables, strict=True) for _ in range(len(table))]
     if len(columns) < 2:
         raise InputError(
-            f"{', '.join(map(str, paths))}: share no column, that of sites aside; give each file the same names"
+            f"{', '.join(map(str, paths))}: share fewer than two columns, that of sites counted; give each file "
+            "the same names"
         )
     joined = RawTable.from_texts(", ".join(map(str, paths)), columns)
     return RawTable(joined.source, joined.columns, joined.row_unit, joined.locate_rows, unreadable), site

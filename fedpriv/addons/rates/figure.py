@@ -83,7 +83,9 @@ class Triangle:
     """Right triangle on a drawing, whose slanted side has the exponent of the theory."""
 
     x: float
+    """Left end."""
     y: float
+    """Height of the slanted side at its left end."""
     exponent: float
     label: str
     width: float = 3.0

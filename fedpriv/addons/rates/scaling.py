@@ -48,7 +48,7 @@ _GREY = Look("#707070", "#9a9a9a")
 
 @dataclass(frozen=True)
 class Point:
-    """Finished cells of one sweep point."""
+    """Finished cells of one sweep point that have the metric."""
 
     rounds: float
     """Value of the key `smallest`, or 0 without it."""
@@ -69,7 +69,7 @@ class Size:
 
     n: float
     target: float
-    """Target of the metric, or NaN without a `factor` or without finished cells."""
+    """Target of the metric, or NaN without a `factor` or without points."""
     points: Sequence[Point]
 
 
@@ -120,9 +120,9 @@ def find_values(results: Results, scaling: Growth) -> list[ScalingLine]:
         scaling: Section [scaling] of the scenario.
 
     Raises:
-        InputError: The cells have no such metric.
+        InputError: There are finished cells, and none has such a metric.
     """
-    if results.cells and scaling.metric not in results.cells[0]:
+    if results.cells and not any(scaling.metric in cell for cell in results.cells):
         metrics = [name for name, value in results.cells[0].items() if isinstance(value, float)]
         raise InputError(f"scaling.metric: no {scaling.metric!r} in the results; there are {', '.join(metrics)}")
     return [_find_line(results, scaling, name) for name in results.axes[scaling.by]]
@@ -156,10 +156,10 @@ def _find_line(results: Results, scaling: Growth, name: Any) -> ScalingLine:
 
 
 def _collect(results: Results, scaling: Growth, fixed: Mapping[str, Any]) -> Size:
-    """Collect the sweep points that have finished cells and these values of the `fixed` keys.
+    """Collect the sweep points with these values of the `fixed` keys and finished cells with the metric.
 
-    The target follows from the dimension and ε of a point's first cell.  The last point counts if points differ in
-    them.  The target is NaN without a factor or without points.
+    The target follows from the dimension and ε of a point's first such cell.  The last point counts if points
+    differ in them.  The target is NaN without a factor or without points.
 
     Args:
         results: Results of the run.
@@ -168,7 +168,11 @@ def _collect(results: Results, scaling: Growth, fixed: Mapping[str, Any]) -> Siz
     """
     points, n, target = [], float(fixed[scaling.along]), math.nan
     for point in sweep_points(results):
-        cells = cells_at_point(results, point) if all(point[key] == value for key, value in fixed.items()) else []
+        cells = [
+            cell
+            for cell in (cells_at_point(results, point) if fixed.items() <= point.items() else [])
+            if cell.get(scaling.metric) is not None
+        ]
         if not cells:
             continue
         first, epsilon = cells[0], cells[0]["epsilon"]
@@ -263,7 +267,7 @@ def scaling_table(results: Results) -> TextTable:
     theory.  With `smallest` there is also the exponent of the gradient evaluations.
 
     Raises:
-        InputError: A key of the section is not swept.
+        InputError: There are finished cells, and none has the section's metric.
     """
     scaling = results.growth
     assert scaling is not None  # only runs with the section have this table
@@ -310,7 +314,7 @@ def scaling_chart(results: Results) -> Chart | None:
     theory has for a fitted line.
 
     Raises:
-        InputError: A key of the section is not swept.
+        InputError: There are finished cells, and none has the section's metric.
     """
     scaling = results.growth
     if scaling is None:

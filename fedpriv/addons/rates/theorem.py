@@ -44,8 +44,8 @@ def theorem(
 ) -> None:
     """Print a scenario's numbers beside those of its algorithm's theorems, with the conditions.
 
-    Once for every point of the sweep, by its first seed.  Noise is that of a coordinate of one fresh vector, in
-    the mean over silos, or of one silo in the table of silos.
+    Each point of the sweep is printed once, by its first seed.  Noise is the standard deviation of one coordinate
+    of a round's fresh noise, in the mean over silos, or of one silo in the table of silos.
 
     Examples:
 
@@ -209,7 +209,7 @@ def compare_with_theorems(point: "SweepPoint", gap: float | None, run: Path | No
         "scenario": numbers | _measured_risk(point, run),
         "silos": silos,
         "theorems": [
-            _prescription_data(prescription, problem)
+            _prescription_data(prescription, problem, min(cell.privacy.shares or (1.0,)))
             for prescription in cell.algorithm.row.theorems(cell.algorithm.settings, problem)
         ],
         "bound": bound,
@@ -282,11 +282,11 @@ def _finite_numbers(values: Mapping[str, Any]) -> dict[str, float]:
     }
 
 
-def _prescription_data(prescription: "Prescription", problem: "Problem") -> dict[str, Any]:
+def _prescription_data(prescription: "Prescription", problem: "Problem", min_share: float) -> dict[str, Any]:
     return prescription._asdict() | {
         "numbers": dict(prescription.numbers),
         "conditions": _conditions_data(prescription.conditions),
-        "refusal": prescription.refusal or _why_refused(prescription.numbers, problem),
+        "refusal": prescription.refusal or _why_refused(prescription.numbers, problem, min_share),
     }
 
 
@@ -294,11 +294,24 @@ def _conditions_data(conditions: Iterable["Condition"]) -> list[dict[str, Any]]:
     return [{**condition._asdict(), "holds": condition.holds} for condition in conditions]
 
 
-def _why_refused(numbers: Mapping[str, float], problem: "Problem") -> str | None:
-    """Explain why the silos cannot share a batch of this size, or return None if each has a record."""
+def _why_refused(numbers: Mapping[str, float], problem: "Problem", min_share: float) -> str | None:
+    """Explain why the silos cannot run with a theorem's numbers, or return None if they can.
+
+    Each silo needs the whole privacy target and a record in every batch, and each person a single silo.
+
+    Args:
+        numbers: Numbers of the theorem.
+        problem: Numbers of the scenario.
+        min_share: Smallest share of the target that the scenario gives a silo.
+    """
     batch = math.floor(numbers["batch"] * (1.0 + 1e-12))
     return (
-        f"a round of {batch} records is less than one of each of the {problem.silos} silos; run it with "
+        "these numbers are for the whole target at every silo, and privacy.shares gives some less"
+        if min_share < 1.0
+        else "these numbers are for persons with records in one silo, and privacy.shared = "
+        f"{problem.unit.max_silos}"
+        if problem.unit.max_silos > 1
+        else f"a round of {batch} records is less than one of each of the {problem.silos} silos; run it with "
         f"federation.silos = {batch} or fewer"
         if batch < problem.silos
         else None

@@ -86,7 +86,7 @@ def table_rows(table: TableResult) -> list[dict[str, Any]]:
         )
     for curve in table.curves if table.kind == "survival" else ():
         for time, value, low, high in zip(curve.at, curve.values, curve.low, curve.high, strict=True):
-            of = " ".join((*curve.group, f"survival at {time:g}"))
+            of = " ".join((*curve.group, f"survival at {time:.15g}"))
             rows.append({"of": of, "value": value, "low": low, "high": high, "covers": "the population"})
     return rows
 
@@ -239,7 +239,7 @@ def _draw_curve(table: TableResult, curve: Curve) -> Markup:
         ]
     for x, at in ((x_positions[0], first), (x_positions[-1], last)):
         shapes.append(
-            Markup('<text x="{:.0f}" y="{}" text-anchor="middle">{:g}</text>').format(x, _HEIGHT - 8, at)
+            Markup('<text x="{:.0f}" y="{}" text-anchor="middle">{:.15g}</text>').format(x, _HEIGHT - 8, at)
         )
     return _frame_figure(" ".join((table.name, *curve.group)), _HEIGHT, shapes)
 
@@ -293,6 +293,7 @@ def statistics(
     Raises:
         InputError: The plan or the engine cannot be used.  The message says why.
         RunError: The run could not be finished, for instance because a silo refused.  The message says why.
+        OSError: A file of the results cannot be written.
     """
     stats = Statistics.from_plan(read_plan(plan if isinstance(plan, Mapping) else Path(plan)))
     released: ReleasedTables = release_tables(stats, engine, None if out is None else Path(out))
@@ -330,6 +331,7 @@ def release_tables(
     Raises:
         InputError: The scenario or the engine cannot be used.
         RunError: The run could not be finished.
+        OSError: A file of the results cannot be written.
     """
     folder = run_sweep(stats.scenario, RunOptions(engine=engine, out=out, connection=connection))
     write_table(folder)  # of the run's own metrics, as `fedpriv run` writes it
@@ -364,6 +366,7 @@ def run_statistics(
     Raises:
         InputError: The plan or a setting cannot be used.
         RunError: The run could not be finished.
+        OSError: A file of the results cannot be written.
     """
     row, stats = find_engine_row(engine), Statistics.from_plan(read_plan(path, overrides))
     if dry_run:
@@ -389,9 +392,8 @@ def run_statistics(
 def _print_dry_run(stats: Statistics, *, for_release: bool, as_json: bool) -> None:
     """Print each table's number of cells, its error under each trust setting, and the price of all tables.
 
-    The error is that of the noise in one released number, counted in records or persons, the units of protection:
-    half an interval of 95 % in text, a standard deviation in JSON.  The price is that of the run's claim under the
-    plan's own trust setting.
+    The error is that of the noise in one released coordinate, in units of protection: half an interval of 95 % in
+    text, a standard deviation in JSON.  The price is that of the run's claim under the plan's own trust setting.
 
     Args:
         stats: Plan and scenario.
@@ -463,7 +465,7 @@ def _print_result(table: TableResult) -> None:
     if (more := len(table.estimates) - _MAX_SHOWN_LINES) > 0:
         sys.stdout.write(f"and {more} more, in the files\n")
     for curve in table.curves if table.kind == "survival" else ():
-        label = " ".join((*curve.group, f"survival to {curve.at[-1]:g}"))
+        label = " ".join((*curve.group, f"survival to {curve.at[-1]:.15g}"))
         band = f"{format_number(curve.low[-1])} … {format_number(curve.high[-1])}"
         print_text(f"{label}: {format_number(curve.values[-1])}, {band} of the population\n")
 

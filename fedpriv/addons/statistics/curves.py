@@ -172,7 +172,7 @@ class CurveSettings(BaseModel):
         {}, description="where a number of `by` is cut into groups"
     )
     weight: Annotated[float, Field(gt=0.0, le=1e6)] = Field(
-        2.0, description="of the tables together in mu squared, where loss and accuracy have 1"
+        2.0, description="of the tables together in mu squared under zero-out, where loss and accuracy have 1"
     )
 
     @model_validator(mode="after")

@@ -11,8 +11,8 @@ standard deviation σ in units of these counts:
 | "prefix" | Σ f_i shift^i, f_i = C(2i, i)/4^i | N_k = Σ_{i ≤ k} n_i, with noise of std σ √(Σ_{i ≤ k} f_i²) |
 | "suffix" | its transpose | R_k = Σ_{i ≥ k} n_i |
 
-A table of moments of a number has (x, 2x² - 1, 1.7) in place of a column, with x the number scaled to -1 … 1.  The
-third coordinate counts the records that have a value.
+A table of moments of a number has (x, 2x² - 1, 1.7) in place of a column.  Here x is the number, cut to its public
+range, which is scaled to -1 … 1.  The third coordinate counts the records that have a value.
 
 The columns of a table are its axes, whose bins or words are crossed.  The form of a table is one of these:
 
@@ -24,8 +24,9 @@ The columns of a table are its axes, whose bins or words are crossed.  The form 
 In the last two, other axes split the records into groups, each with a curve.  The code of a record in a table is
 its cell, or x for moments.
 
-The scales a_j = √(w_j / Σ w) / max_k ‖C_j e_k‖ give each table its share of one budget by its weight w_j, with one
-standard deviation of the noise for all coordinates.
+The noise has one standard deviation in all coordinates.  With the scales a_j = √(w_j / Σ w) / max_k ‖C_j e_k‖ a
+record's coordinates in table j have a squared norm of at most w_j / Σ w, by the table's weight w_j.  This is the
+table's part of μ² under zero-out.
 
 Source: Fichtenberger, Henzinger & Upadhyay 2023, "Constant matters" (the square root of prefix sums).
 """
@@ -154,7 +155,9 @@ class Cells(_PublicModel):
         'of the last axis; "survival": the last two axes are a time, with edges, and an event, of two words, 0 if '
         "it was not seen",
     )
-    weight: Annotated[float, Field(gt=0.0, le=1e6)] = Field(1.0, description="of its part of mu squared")
+    weight: Annotated[float, Field(gt=0.0, le=1e6)] = Field(
+        1.0, description="of its part of mu squared under zero-out"
+    )
 
     @model_validator(mode="after")
     def _has_axes(self) -> Self:
@@ -221,7 +224,10 @@ class Cells(_PublicModel):
 
     @property
     def extent(self) -> tuple[float, float]:
-        """Largest norm c and distance Δ of the table's increments, as in `find_extent`."""
+        """Largest norm c and distance Δ of the vectors C e_k of the table, as in `find_extent`.
+
+        Moments have (x, 2x² - 1, 1.7) in place of C e_k.
+        """
         if self.form == "moments":
             return math.sqrt(2.0 + PRESENT_MOMENT**2), max(MOMENTS_DIAMETER, math.sqrt(2.0 + PRESENT_MOMENT**2))
         return find_extent(self.blocks)

@@ -97,7 +97,7 @@ class TableRequest(Section):
         0.75,
     )
     weight: Annotated[float, Field(gt=0.0)] = Field(
-        1.0, description="of the table's part of the budget, mu squared"
+        1.0, description="of the table's part of mu squared under zero-out"
     )
 
     @property
@@ -117,7 +117,8 @@ class StatisticsPlan(Section):
     )
     records: Annotated[tuple[Count, ...], Field(strict=False)] | None = Field(
         None,
-        description="rows of the training part, or persons, of each silo: public; else counted in the data",
+        description="rows of the training part, or persons or clients, of each silo: public; unless given, rows "
+        "and persons are counted in the data",
     )
     data: DataSection
     privacy: PrivacySection

@@ -4,11 +4,11 @@
 
 A release is the noisy mean over records of (a_j C_j e_k)_j: e_k indicates the record's cell in table j, C_j is the
 identity or the square root of sums over ordered cells, and a_j is the table's scale.  A table of means has (x, 2x²
-- 1, 1.7) in place of C_j e_k, with x the scaled number.
+- 1, 1.7) in place of C_j e_k, with x the number, cut to its public range, which is scaled to -1 … 1.
 
 Released coordinates of table j are this mean times the public number of records over a_j, so that they are in
-records.  If persons are protected, they are counted in place of records.  Columns of a table are its axes.  For
-quantiles and survival curves, the first axes split the records into groups, each with a curve.
+records.  If persons or clients are protected, they are counted in place of records.  Columns of a table are its
+axes.  For quantiles and survival curves, the first axes split the records into groups, each with a curve.
 """
 
 import itertools
@@ -132,7 +132,7 @@ class Statistics:
         return make_plan(cell, make_schema_task(cell, self.schema).objective, for_release=for_release)
 
     def noise_stds(self, trust: str | None = None, *, for_release: bool = False) -> tuple[float, ...]:
-        """Return the standard deviation of the noise in each coordinate of each table, in records.
+        """Return for each table the standard deviation of the noise in any of its coordinates, in records.
 
         Args:
             trust: Trust setting in place of the plan's own, or None for that of the plan.
@@ -239,8 +239,8 @@ def _cell_labels(name: str, table: Cells, place: int, schema: TableSchema) -> li
     labels, edges = column_words(name, schema), table.axes[place].edges
     if edges is None:
         return [*(labels or ()), MISSING]
-    bins = [f"{low:g} – {high:g}" for low, high in itertools.pairwise(edges)]
-    return [f"below {edges[0]:g}", *bins, f"above {edges[-1]:g}", MISSING]
+    bins = [f"{low:.15g} – {high:.15g}" for low, high in itertools.pairwise(edges)]
+    return [f"below {edges[0]:.15g}", *bins, f"above {edges[-1]:.15g}", MISSING]
 
 
 @dataclass(frozen=True)
@@ -289,7 +289,7 @@ class Curve:
     at: tuple[float, ...]
     """Edges at which the curve has values."""
     values: tuple[float, ...]
-    """Share of the records with a value that are in cells below each edge, or survival at it."""
+    """Survival at each edge, or the share of records in cells below it, among those with a value."""
     low: tuple[float, ...]
     """Lower end of the band at each edge."""
     high: tuple[float, ...]
@@ -336,9 +336,10 @@ def read_table(
 def _estimate_moments(table: Cells, released: Floats, std: float) -> list[TableEstimate]:
     """Estimate the number of values, their mean and their standard deviation.
 
-    With (s_1, s_2, s_3) released sums of (x, 2x² - 1, 1.7), for numbers x scaled to -1 … 1, the number of values
-    is n = s_3/1.7, their mean is s_1/n and their variance (s_2/n + 1)/2 - (s_1/n)², cut to 1/n … 1.  Estimates of
-    mean and deviation are in the unit of the column, and are left out if n is too noisy.
+    With (s_1, s_2, s_3) released sums of (x, 2x² - 1, 1.7), for numbers x cut to the range, which is scaled to
+    -1 … 1, the number of values is n = s_3/1.7, their mean is s_1/n and their variance (s_2/n + 1)/2 - (s_1/n)²,
+    raised to 1/n and cut to 1.  Estimates of mean and deviation are in the unit of the column, and are left out if
+    n is at most 4 standard deviations of its noise.
 
     Intervals are by the delta method.  The mean has an interval for the population, too, which adds the variance
     of sampling.
@@ -429,7 +430,7 @@ def _estimate_quantiles(
             low = _find_first_edge(excess + half, upper)
             # The least value from an edge on is at least 0 if all of them are.
             high = _find_first_edge(np.minimum.accumulate((excess - half)[::-1])[::-1], upper)
-            label = (*group, f"quantile {share:g}")
+            label = (*group, f"quantile {share:.15g}")
             estimates.append(TableEstimate(label, quantile, float(noise.max()), low, high, covers))
     if total <= 0.0:
         return estimates, Curve(group, (), (), (), ())
@@ -440,8 +441,9 @@ def _estimate_quantiles(
 def _bound_shares(sums: Floats, root: Floats, std: float) -> tuple[Floats, Floats]:
     """Return the ends of the intervals of 95 % for the shares of these records in the cells up to each.
 
-    The interval has the shares f in 0 … 1 with |N_k - f n| ≤ 1.96 standard deviations of the noise in N_k - f n
-    (Fieller 1954), in which n has noise, too.  They are all of 0 … 1 if n is within 1.96 standard deviations of 0.
+    The interval has the shares f with |N_k - f n| ≤ 1.96 standard deviations of the noise in N_k - f n (Fieller
+    1954), in which n has noise, too.  Its ends are cut to 0 … 1.  The interval is 0 … 1 if n is within 1.96
+    standard deviations of 0.
 
     Args:
         sums: N, of which the last is n, above 0.
