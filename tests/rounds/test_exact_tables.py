@@ -134,6 +134,7 @@ def newton_tree(folder: Path) -> dict[str, Any]:
     return {**tree, "algorithm": newton, "privacy": {"relation": "replace-one", "mu": 1.0}}
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("trust", TRUSTS)
 @pytest.mark.parametrize("tree_of", [statistics_tree, newton_tree])
 def test_deployed_statistics_and_noisy_newton_runs_match_their_simulations_bit_for_bit(
