@@ -141,6 +141,7 @@ def test_momentum_noise_exponents_match_golden_values() -> None:
         assert fit.half_width == pytest.approx(half_width, abs=5e-4)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("dimension", "epsilon", "noise", "printed"),
     [(50, 4.0, 10.3, 19.5), (50, 1.0, 10.9, 20.1), (2000, 1.0, 11.8, 20.9)],

@@ -85,6 +85,7 @@ def same(cell: Cell, heard: Heard) -> None:
         assert [each[2:] for each in recorder.evaluations] == [tuple(each.values()) for each in heard.metrics]
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("trust", TRUSTS)
 def test_a_deployment_on_a_table_with_a_test_split_matches_its_simulation_bit_for_bit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trust: str
