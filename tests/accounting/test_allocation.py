@@ -48,7 +48,7 @@ SEVERAL_EPOCHS = {  # (T, k, ε): z
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("key", "golden"), in_parts(ONE_EPOCH.items(), list(ONE_EPOCH.items())[::3]))
+@pytest.mark.parametrize(("key", "golden"), in_parts(ONE_EPOCH.items(), list(ONE_EPOCH.items())[::5]))
 def test_calibrated_noise_of_one_epoch_matches_golden_multipliers(key: tuple[int, float], golden: float) -> None:
     bins, epsilon = key
     assert calibrate(epsilon, DELTA, bins).noise_multiplier == pytest.approx(golden, rel=1e-3)
@@ -63,6 +63,7 @@ def test_calibrated_noise_of_several_epochs_matches_golden_multipliers(
     assert calibrate(epsilon, DELTA, bins, epochs).noise_multiplier == pytest.approx(golden, rel=1e-3)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("epsilon", "golden", "chained"), [(EPSILON_03, 0.9881, 1.1417), (EPSILON_1, 0.5892, 0.6644)]
 )
@@ -336,6 +337,7 @@ def test_ratios_above_the_cap_count_as_at_the_cap(cap: float) -> None:
     assert float(law.deltas(0.4)) >= added(0.7, 8, 0.4) * (1 - 1e-3)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("z", [1.0, 5.0])
 def test_epsilon_of_a_hundred_thousand_rounds_is_close_to_that_of_the_normal_limit(z: float) -> None:
     """Before: 2.4 times as large.  The sum of so many Y is nearly normal."""

@@ -101,9 +101,9 @@ ORDERS: tuple[GroupDirection, ...] = ("removed", "added", "replaced")
 
 
 def _truth(pair: SampledGroupRound, epsilon: float) -> mp.mpf:
-    """The hockey stick of one round in 40 digits, from its definition."""
+    """The hockey stick of one round in 30 digits, from its definition."""
     of_p, of_q = pair.direction != "added", pair.direction != "removed"
-    with mp.workdps(40):
+    with mp.workdps(30):
         z, rate, size = mp.mpf(pair.multiplier), mp.mpf(pair.rate), pair.size
         chances = [mp.binomial(size, j) * rate**j * (1 - rate) ** (size - j) for j in range(size + 1)]
 
@@ -118,7 +118,7 @@ def _truth(pair: SampledGroupRound, epsilon: float) -> mp.mpf:
             return -mp.expm1(epsilon)
         if epsilon >= losses(high):
             return mp.mpf(0)
-        for _ in range(140):
+        for _ in range(50):  # to 1e-12, where δ is flat
             x = (low + high) / 2
             low, high = (x, high) if losses(x) < epsilon else (low, x)
         above_p = sum(p * mp.ncdf((of_p * j - x) / z) for j, p in enumerate(chances))
@@ -135,7 +135,7 @@ def test_one_round_group_delta_equals_the_hockey_stick_of_its_gaussian_mixture(
     """dp-accounting's own mixture is low by 1.4e-6 at ε = .335 of the second: its roots are not found closely."""
     pair = SampledGroupRound(z, rate, size, order)
     low, high = np.clip(pair.loss_range, -700.0, 700.0)
-    epsilons = np.array([low, 0.5 * low, 0.0, 0.335, 0.01 * high, 0.1 * high, 0.5 * high])
+    epsilons = np.array([low, 0.5 * low, 0.0, 0.335, 0.1 * high])
     for epsilon, found in zip(epsilons, pair.deltas(epsilons), strict=True):
         assert abs(found - float(_truth(pair, float(epsilon)))) < 1e-13
 

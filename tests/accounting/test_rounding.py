@@ -31,6 +31,7 @@ def extended_ratios(z: float, bins: int, grid: RatioGrid) -> RatioDistribution:
     return RatioDistribution(bins, np.maximum(sums, 0).astype(np.longdouble) / bins, result.ravel(), 1e300)
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(
     ("z", "bins"),
     [(0.4, 60), (0.9205, 60), (0.5, 600), (2.0, 600), (1.0, 2000), (0.45, 20_000), (0.8, 100_000), (5.0, 100_000)],

@@ -54,6 +54,7 @@ def test_a_correct_run_passes_the_audit_with_at_least_half_of_its_claim_shown(
     assert outcome.epsilon <= outcome.claimed_epsilon
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("trust", TRUSTS)
 def test_a_correct_run_of_several_epochs_passes_the_audit_with_half_of_its_claim_shown(
     small_cell: MakeCell, trust: str
@@ -92,6 +93,7 @@ def test_attacks_on_integers_and_by_hostile_queries_do_not_refute_correct_code(
     assert outcome.stands, outcome
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("trust", ["untrusted", "trusted"])
 def test_canaries_reach_the_growing_clip_norms_in_an_audit(small_cell: MakeCell, trust: str) -> None:
     """Before: the clip followed the canaries' own constants, 6e7 for gradients of 1e4, and the audit saw μ = 0."""

@@ -75,6 +75,7 @@ def test_less_noise_in_the_rounds_is_refuted_with_and_without_a_private_scaling_
     assert ("canaries, first step" in outcome.claims) is not given
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("trust", TRUSTS)
 def test_a_correct_run_with_a_scaling_step_passes_with_a_tight_composed_bound(tmp_path: Path, trust: str) -> None:
     """The composed claim is the one asked for; at least half of it is shown."""

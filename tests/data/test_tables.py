@@ -481,7 +481,7 @@ def test_column_values_are_listed_only_up_to_a_limit_of_distinct_values() -> Non
     assert cells.count_values(2) == (3, ())
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.lists(st.text(WRITTEN, max_size=6), min_size=2, max_size=2), min_size=1, max_size=4))
 def test_cells_and_line_numbers_of_a_csv_file_match_a_strict_python_reader(
     tmp_path: Path, rows_of: list[list[str]]

@@ -142,11 +142,11 @@ def processor(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 def companies() -> Iterator[list[int]]:
-    """Who is there, and in which order: all, without each of them, turned around, few, and nobody."""
+    """Who is there, and in which order: all, without every other one of them, turned around, few, and nobody."""
     everybody = list(range(COUNT))
     yield everybody
     yield everybody[::-1]
-    for left in everybody:
+    for left in everybody[::2]:
         yield [row for row in everybody if row != left]
     yield from ([4, 2, 0], [8, 1], [5], [])
 

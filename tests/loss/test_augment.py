@@ -230,10 +230,11 @@ def test_copies_of_hostile_pixels_stay_within_one_clip(clip: float, dtype: torch
     objective = augmented(Augmentation(copies=4, shift=2, flip=True), dtype).for_batch(ONE_SILO)
     plain = pictures(dtype)
     weights, tiny = torch.linspace(0.1, 1.0, COUNT, dtype=F64), torch.finfo(dtype).tiny
-    for pixel, value in itertools.product((0, 21), (math.nan, math.inf, 1e38, -1e38, tiny / 8)):
+    values = itertools.product((0, 21), (math.nan, math.inf, 1e38, -1e38, tiny / 8))
+    for place, (pixel, value) in enumerate(values):
         records = Records(plain.features.clone(), plain.labels)
         records.features[2, pixel] = value
-        for pattern in ("random", "largest", "cancelling", "all scales"):
+        for pattern in ("random", "largest", "cancelling", "all scales")[place % 2 :: 2]:
             points = pair_of(pattern, objective, dtype, pixel)
             query = Query(points[:1]) if pattern == "random" else Query(points, (1e5, -99999.0))
             whole = sum_increments(objective, query, records, clip, weights).total

@@ -151,7 +151,7 @@ def test_without_noise_the_figures_are_those_of_the_records() -> None:
 @pytest.mark.parametrize(
     ("federations", "count", "mu"),
     [
-        (1000, 300, 1.0),
+        (400, 300, 0.6),
         *(pytest.param(2000, n, mu, marks=pytest.mark.slow) for n in (300, 3000) for mu in (1.0, 3.0)),
     ],
 )

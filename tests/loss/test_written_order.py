@@ -113,7 +113,7 @@ def test_slopes_do_not_follow_from_a_processors_order() -> None:
 
 
 @given(st.lists(st.floats(width=64), min_size=20, max_size=20), st.integers(0, 9))
-@settings(max_examples=200, deadline=None, derandomize=True)
+@settings(max_examples=80, deadline=None, derandomize=True)
 def test_any_point_gives_finite_slopes(point: list[float], seed: int) -> None:
     """Guarantee: whatever bits the points have."""
     x = np.random.default_rng(seed).integers(-100, 101, (6, 10)).astype(float)
@@ -249,7 +249,7 @@ ANY = st.one_of(
 
 
 @pytest.mark.slow
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(
     slopes=st.lists(ANY, min_size=6, max_size=6),
     seen=st.lists(st.one_of(ANY.map(abs), st.floats(0.0, 10.0)), min_size=3, max_size=3),

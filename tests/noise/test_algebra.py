@@ -164,7 +164,7 @@ def test_the_banded_inverse_square_root_factors_the_workload(rounds: int, decay:
 
 
 @given(data=st.data(), rounds=st.integers(1, 11), decay=decays, bands=st.integers(1, 6))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_sensitivity_of_the_banded_inverse_is_never_below_the_worst_pattern(
     data: st.DataObject, rounds: int, decay: float, bands: int
 ) -> None:

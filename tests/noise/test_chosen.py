@@ -154,13 +154,13 @@ SPECIAL: dict[str, Callable[[], NoiseCost]] = {
 CASES = {**{name: (lambda key=key: objective(*key)) for name, key in GRID.items()}, **SPECIAL}
 
 
-@pytest.mark.every(4)
+@pytest.mark.every(5)
 @pytest.mark.parametrize("case", in_parts(CASES, [*list(GRID)[::6], *SPECIAL]))
 def test_no_listed_mechanism_of_the_same_memory_beats_the_automatic_choice_by_one_percent(case: str) -> None:
     wanted = CASES[case]()
     rivals = named(wanted.workload.decay)
     noises = [(rival.memory_vectors(wanted.workload), np.sqrt(wanted.evaluate(rival))) for rival in rivals]
-    for most in range(5):
+    for most in (1, 2, 4):
         chosen = fit_auto(wanted, most)
         assert chosen.vector_count <= most
         assert chosen.vector_count == chosen.mechanism.memory_vectors(wanted.workload)
@@ -168,7 +168,7 @@ def test_no_listed_mechanism_of_the_same_memory_beats_the_automatic_choice_by_on
             assert vectors > most or chosen.noise <= 1.01 * noise + 1e-9
 
 
-@pytest.mark.every(4)
+@pytest.mark.every(6)
 @pytest.mark.parametrize("case", [case for case in CASES if "16" in case or "separated" in case])
 def test_noise_of_every_fitted_candidate_matches_its_evaluated_mechanism(case: str) -> None:
     """√J by filters against the certified sensitivity and the streamed noise."""
@@ -245,7 +245,7 @@ def test_automatic_fit_respects_the_memory_limit_down_to_zero_vectors() -> None:
 
 
 def test_automatic_fit_makes_the_same_choice_every_time() -> None:
-    assert fit_auto(objective("unaccelerated", 40)) == fit_auto(objective("unaccelerated", 40))
+    assert fit_auto(objective("unaccelerated", 16)) == fit_auto(objective("unaccelerated", 16))
 
 
 @pytest.mark.slow

@@ -137,7 +137,7 @@ def test_a_fit_starts_at_spread_roots_and_at_the_single_one_with_pairs_that_near
 @pytest.mark.parametrize("row", ["accelerated", "dp-ftrl", "dp-sgd, momentum"])
 def test_no_single_root_is_better_than_the_fitted_one(row: str, rounds: int) -> None:
     loss = PlainLoss(objective(row, rounds))
-    roots = (loss.workload.decay or 1.0) * (1.0 - np.geomspace(0.05 / rounds, 0.95, 300))
+    roots = (loss.workload.decay or 1.0) * (1.0 - np.geomspace(0.05 / rounds, 0.95, 100))
     others = [loss.evaluate(np.array([root, 0.0]))[0] for root in roots]
     assert fit_lambda(loss.cost).loss <= min(others) + 1e-12
 

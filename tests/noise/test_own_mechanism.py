@@ -223,6 +223,7 @@ def test_claims_that_are_no_numbers_are_refused(claims: dict[str, Any], words: s
 # Runs
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("trust", ["untrusted", "trusted", "secure-aggregation"])
 @pytest.mark.parametrize("epochs", [1, 2])
 def test_custom_mechanism_agrees_on_both_engines_and_survives_the_ledger(trust: str, epochs: int) -> None:

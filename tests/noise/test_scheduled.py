@@ -60,7 +60,7 @@ def test_scheduled_noise_has_its_given_sizes_and_keeps_no_state() -> None:
 @pytest.mark.parametrize("row", ["dp-mu2-fl", "accelerated", "unaccelerated", "dp-ftrl"])
 @pytest.mark.parametrize("epoch", [None, 6])
 def test_fitted_noise_sizes_have_the_least_cost(row: str, epoch: int | None) -> None:
-    """No other sizes do better: the product is Σ m √w, and 200 nearby schedules lie above."""
+    """No other sizes do better: the product is Σ m √w, and 60 nearby schedules lie above."""
     wanted = objective(row, 24, epoch)
     best = fit_sizes(wanted)
     assert best.sizes[0] == 1.0
@@ -71,7 +71,7 @@ def test_fitted_noise_sizes_have_the_least_cost(row: str, epoch: int | None) -> 
         product = float(np.sum(max_displacements(wanted.workload) * weights))
         assert math.sqrt(value) == pytest.approx(product, rel=1e-9)
     generator = np.random.default_rng(1)
-    for _ in range(200):
+    for _ in range(60):
         other = np.array(best.sizes) * np.exp(0.05 * generator.normal(size=24))
         assert wanted.evaluate(ScheduledGaussian(tuple(other.tolist()))) >= value * (1 - 1e-6)
 

@@ -61,7 +61,7 @@ def mechanisms(draw: st.DrawFn, decay: float, period: int | None) -> Mechanism:
 
 
 @given(data=st.data(), rounds=st.integers(1, 24), decay=decays)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_fixed_order_sensitivity_is_exact_for_every_mechanism(
     data: st.DataObject, rounds: int, decay: float
 ) -> None:
@@ -75,7 +75,7 @@ def test_fixed_order_sensitivity_is_exact_for_every_mechanism(
 
 
 @given(data=st.data(), rounds=st.integers(1, 12), decay=decays)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_sensitivity_of_separated_rounds_is_exact_or_marked_as_a_bound(
     data: st.DataObject, rounds: int, decay: float
 ) -> None:
@@ -135,7 +135,7 @@ def test_sensitivity_with_equal_clips_and_separated_rounds_is_exact(mechanism: M
 
 
 @given(data=st.data(), rounds=st.integers(1, 10), decay=decays, seed=st.integers(0, 2**32 - 1))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_no_neighbours_with_vector_increments_are_farther_apart_than_the_sensitivity(
     data: st.DataObject, rounds: int, decay: float, seed: int
 ) -> None:
@@ -241,7 +241,7 @@ def test_heaviest_patterns_of_all_rows_match_each_row_alone(data: st.DataObject,
 
 
 @given(data=st.data(), rounds=st.integers(1, 11), period=st.one_of(st.none(), st.integers(1, 12)))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_the_search_finds_the_worst_pattern(data: st.DataObject, rounds: int, period: int | None) -> None:
     """For any C ≥ 0, its coefficients falling or not."""
     series = np.array(data.draw(st.lists(st.floats(0.0, 1.0), min_size=rounds, max_size=rounds)))

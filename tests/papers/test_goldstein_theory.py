@@ -187,9 +187,9 @@ def test_the_multi_pass_error_bound_is_tight_for_a_sawtooth_loss(shared: bool) -
 def test_more_directions_average_out_the_anchor_error_at_a_kink(m: int, golden: float) -> None:
     """Equation (10): |x_1| at its kink, n = 400 records: the anchor's root mean square error is 1/√(n m).
 
-    Measured over 400 seeds, whose standard error is 3.5 %.  The golden numbers are of one other sample each.
+    Measured over 200 seeds, whose standard error is 5 %.  The golden numbers are of one other sample each.
     """
-    n, seeds, dtype = 400, 400, torch.float64
+    n, seeds, dtype = 400, 200, torch.float64
     settings = AllRecordsSettings(
         smoothing=0.5, radius=0.1, period=4, anchor_clip=1.0, clip=1.0, anchor_directions=m
     )
@@ -206,7 +206,7 @@ def test_more_directions_average_out_the_anchor_error_at_a_kink(m: int, golden: 
             float(objective.increment(Query([torch.tensor([0.0, 0.3], dtype=dtype)]), batch, 1.0).total[0])
         )
     measured, expected = math.sqrt(float(np.mean(np.square(errors)))), 1.0 / math.sqrt(n * m)
-    assert measured == pytest.approx(expected, rel=0.12)
+    assert measured == pytest.approx(expected, rel=0.17)
     assert golden == pytest.approx(expected, rel=0.07)
     nonsmooth = settings.make_nonsmooth_problem(problem)
     assert multi_pass_error(nonsmooth, 1, n, 0.0, 0.0) == pytest.approx(expected, rel=1e-12)

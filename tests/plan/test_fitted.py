@@ -172,6 +172,7 @@ def _answers(guard: Guard, cell: str) -> None:
     assert len({release.tobytes() for release in releases}) == 8
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("name", ["lambda-cgd", "blt"])
 @pytest.mark.parametrize("late_clip", ["same", "column"])
 def test_a_guard_answers_runs_with_fitted_noise_and_refuses_clips_above_its_policy(

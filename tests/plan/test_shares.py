@@ -60,6 +60,7 @@ def planned(cell: Cell, released: bool = False) -> Plan:
     return make_plan(cell, load_task(cell).objective, for_release=released)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("difference", [1e-15, 1e-12])
 def test_silos_with_nearly_equal_shares_release_integers_under_random_allocation(difference: float) -> None:
     """Calibrations of such shares differ by more than the shares, and in any direction."""

@@ -1,8 +1,11 @@
 """Figures of rates: golden numbers of independent code, and what the command prints."""
 
+import functools
 import json
 import math
+from collections.abc import Iterator
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -25,6 +28,12 @@ from fedpriv.noise.tree import BinaryTree
 from fedpriv.participation.orders import FixedOrder
 
 RHO_4 = epsilon_of(4.0, 1e-5)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def figures_are_computed_once() -> Iterator[None]:
+    with mock.patch.dict(FIGURES, {paper: functools.cache(figure) for paper, figure in FIGURES.items()}):
+        yield
 
 
 @pytest.mark.parametrize(
@@ -71,7 +80,8 @@ GOLDEN = {  # Algorithms 1 and 2 counted, Lemmas 12 and 7, Theorems 6 and 9, DP 
 }
 
 
-@pytest.mark.parametrize("records", [250, 1000, pytest.param(2000, marks=pytest.mark.slow)])
+@pytest.mark.every(3)
+@pytest.mark.parametrize("records", GOLDEN)
 def test_noise_and_bounds_of_the_momentum_algorithms_match_golden_values(records: int) -> None:
     functions = (
         momentum.count_first,
@@ -112,8 +122,8 @@ def test_the_counted_noise_of_algorithm_1_equals_that_of_a_run() -> None:
 def test_momentum_noise_estimates_match_golden_values_and_lie_near_exact_counts() -> None:
     noise = {n: (momentum.estimate_first(n, 50, 4.0), momentum.estimate_second(n, 50, 4.0)) for n in (1e3, 1e6)}
     assert noise[1e6] == (pytest.approx(0.01123, rel=5e-4), pytest.approx(0.04142, rel=5e-4))
-    assert 0.86 < noise[1e3][0] / momentum.count_first(1000, 50, 4.0) < 0.93  # the mean record for the worst
-    assert 0.95 < noise[1e3][1] / momentum.count_second(1000, 50, 4.0) < 1.05
+    assert 0.86 < noise[1e3][0] / GOLDEN[1000][0] < 0.93  # the mean record for the worst
+    assert 0.95 < noise[1e3][1] / GOLDEN[1000][1] < 1.05
 
 
 def test_momentum_noise_exponents_match_golden_values() -> None:
@@ -131,6 +141,7 @@ def test_momentum_noise_exponents_match_golden_values() -> None:
         assert fit.half_width == pytest.approx(half_width, abs=5e-4)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("dimension", "epsilon", "noise", "printed"),
     [(50, 4.0, 10.3, 19.5), (50, 1.0, 10.9, 20.1), (2000, 1.0, 11.8, 20.9)],

@@ -125,7 +125,7 @@ def grouped(sampling: str, trust: str, relation: str, bands: int, groups: int) -
     return resolve_cell({**tree, "federation": {**tree["federation"], "rounds": 12, "groups": groups}}, "test")
 
 
-@pytest.mark.every(4)
+@pytest.mark.every(7)
 @pytest.mark.parametrize("groups", [3, 4, 6])
 @pytest.mark.parametrize(("sampling", "trust", "relation"), CASES)
 def test_amplified_banded_integer_noise_covers_the_brute_force_displacement_of_a_record(

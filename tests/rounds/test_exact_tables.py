@@ -85,6 +85,7 @@ def same(cell: Cell, heard: Heard) -> None:
         assert [each[2:] for each in recorder.evaluations] == [tuple(each.values()) for each in heard.metrics]
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("trust", TRUSTS)
 def test_a_deployment_on_a_table_with_a_test_split_matches_its_simulation_bit_for_bit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trust: str
@@ -134,6 +135,7 @@ def newton_tree(folder: Path) -> dict[str, Any]:
     return {**tree, "algorithm": newton, "privacy": {"relation": "replace-one", "mu": 1.0}}
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("trust", TRUSTS)
 @pytest.mark.parametrize("tree_of", [statistics_tree, newton_tree])
 def test_deployed_statistics_and_noisy_newton_runs_match_their_simulations_bit_for_bit(

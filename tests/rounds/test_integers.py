@@ -27,7 +27,7 @@ PHASED = {"name": "phased-sgd", "trust": "curator", "step": 0.01, "radius": 2.0}
 SLIDING = {"name": "momentum-tree-reduced", "trust": "untrusted", "clip": 1.0, "alpha": 0.3, "step": 1e-8}
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(5)
 @pytest.mark.parametrize("trust", TRUSTS)
 @pytest.mark.parametrize("name", KEPT_STATE)
 def test_integer_runs_without_noise_match_floating_point_runs_up_to_rounding(

@@ -30,7 +30,7 @@ def distances(form: Factorization, moved: list[Ints], base: list[Ints]) -> np.nd
     return total
 
 
-RADIUS, ROUNDS, TRIALS = 3, 9, 4000
+RADIUS, ROUNDS, TRIALS = 3, 9, 1000
 CLIPS = np.full(ROUNDS, float(RADIUS))
 
 
@@ -162,7 +162,7 @@ def test_sensitivity_matches_rational_arithmetic_within_2_to_the_minus_40(
 ) -> None:
     """What Δ is multiplied by for it, 1 + 2^-40, therefore covers it."""
     generator = np.random.default_rng(7)
-    for rounds in (1, 7, 33, 64):
+    for rounds in (1, 7, 33):
         for clips in (np.full(rounds, 2.0**36 + 5), np.floor(generator.uniform(2.0**24, 2.0**37, rounds))):
             form = members.exact_form(name, decay, members.workload_of(rounds, decay, passes, clips))
             exact = members.largest_squared_norm(members.rows_of_c(name, decay, rounds), form.workload)
@@ -218,15 +218,15 @@ def test_sensitivity_of_buffers_matches_rational_arithmetic_within_2_to_the_minu
 
 
 @pytest.mark.parametrize("name", ["independent", "tree"])
-def test_distance_of_neighbours_does_not_drift_over_60000_rounds(name: str) -> None:
-    """60,000 increments and no decay: two neighbours stay exactly one record apart in every node that holds it."""
-    rounds = 60_000
+def test_distance_of_neighbours_does_not_drift_over_thousands_of_rounds(name: str) -> None:
+    """Without a decay two neighbours stay exactly one record apart in every node that holds it, up to 2^56."""
+    rounds = 6000
     form = members.exact_form(name, 1.0, members.workload_of(rounds, 1.0))
     generator = np.random.default_rng(8)
     states = [form.strategy.initial_state(), form.strategy.initial_state()]
     moved = np.array([2**37, -5, 0])
     for t in range(1, rounds + 1):
-        sums = generator.integers(-(2**40), 2**40, 3)
+        sums = generator.integers(-(2**43), 2**43, 3)
         first, states[0] = form.strategy.step(states[0], t, sums)
         second, states[1] = form.strategy.step(states[1], t, sums + moved if t == 7 else sums)
         holds = t >= 7 if name == "independent" else t - (t & -t) < 7 <= t
@@ -235,10 +235,8 @@ def test_distance_of_neighbours_does_not_drift_over_60000_rounds(name: str) -> N
 
 @pytest.mark.parametrize("decay", [0.9, 1 - 1 / 600])
 def test_distances_under_a_decay_stay_within_the_bound(decay: float) -> None:
-    strategy, rounds = (
-        members.exact_form("independent", decay, members.workload_of(10_000, decay)).strategy,
-        10_000,
-    )
+    rounds = 3000
+    strategy = members.exact_form("independent", decay, members.workload_of(rounds, decay)).strategy
     assert isinstance(strategy, IntegerPrefix)
     ((_, _, difference),) = strategy.noise_groups(rounds, 1)
     decay, linear = strategy.decay / COEFFICIENT_ONE, 0.0

@@ -31,7 +31,7 @@ multipliers = st.one_of(
 )
 
 
-@settings(max_examples=500)
+@settings(max_examples=100)
 @given(st.lists(values, min_size=1, max_size=8), multipliers, st.sampled_from([0, 1, 10, 24, 29]))
 @example([LIMIT, -LIMIT], COEFFICIENT_ONE, 0)
 @example([3, -3, 1, -1], COEFFICIENT_ONE // 2, 0)  # halves go up
@@ -42,7 +42,7 @@ def test_a_scaled_integer_is_the_rounded_product(numbers: list[int], multiplier:
     assert max(map(abs, found)) <= scale_bound(max(map(abs, numbers)), multiplier, extra)
 
 
-@settings(max_examples=300)
+@settings(max_examples=100)
 @given(values, st.integers(-10, 10), multipliers)
 def test_rounding_changes_the_difference_of_neighbours_by_at_most_one(
     number: int, moved: int, multiplier: int
@@ -80,7 +80,7 @@ def test_squarings_are_correctly_rounded_powers(multiplier: int) -> None:
         assert abs(found - exact) <= Fraction(1, 2) + Fraction(1, 2**100)
 
 
-@settings(max_examples=300)
+@settings(max_examples=100)
 @given(st.fractions(min_value=0, max_denominator=10**40), st.integers(-300, 300))
 @example(Fraction(4), 0)
 @example(Fraction(0), 0)

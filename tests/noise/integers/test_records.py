@@ -1,7 +1,6 @@
 """From a query and records to integers: for every objective, within the norm, and each record for itself."""
 
 import math
-import struct
 from collections.abc import Callable
 from typing import Any
 from unittest.mock import Mock
@@ -9,8 +8,6 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import Tensor
 
 from fedpriv.loss.layered import make_module_objective
@@ -23,6 +20,7 @@ from fedpriv.noise.integers.increments import make_dummy_record, sum_integer_inc
 from fedpriv.noise.integers.strategies import choose_lattice
 from tests.loss.builders import first_rows
 from tests.loss.test_hostile_queries import CASES, F32, F64, Case, records_of
+from tests.noise.integers.hostile_floats import random_floats
 
 HELD = 7
 """Records of a round."""
@@ -89,7 +87,7 @@ def test_integer_sums_match_the_float_sums_of_clipped_increments(name: str, dtyp
         assert error < (2e-4 if dtype == F32 else 1e-8)
 
 
-@pytest.mark.every(4)
+@pytest.mark.every(5)
 @pytest.mark.parametrize("dtype", [F32, F64], ids=["float32", "float64"])
 @pytest.mark.parametrize("name", CASES_HERE)
 def test_a_records_integers_do_not_depend_on_the_others(name: str, dtype: torch.dtype) -> None:
@@ -201,9 +199,9 @@ def test_dummy_records_add_nothing_to_the_sum_and_no_record_is_dropped(name: str
 
     whole = sum_in(HELD, records)
     assert any(whole)
-    assert all(sum_in(count, records) == whole for count in (0, 1, 4, HELD + 1, 3 * HELD))
+    assert all(sum_in(count, records) == whole for count in (1, HELD + 2))
     few = Records(*(column[:2] for column in records))
-    assert sum_in(2, few) == sum_in(17, few) != whole
+    assert sum_in(2, few) == sum_in(5, few) != whole
 
 
 def test_sum_of_no_records_is_zero_and_dummy_records_are_all_zeros() -> None:
@@ -225,64 +223,30 @@ def test_local_training_refuses_increments_of_single_records() -> None:
         training.per_record(Query([base.initial()]), batch, torch.arange(HELD), 1.0)
 
 
-def from_bits(dtype: torch.dtype) -> Callable[[list[int]], Tensor]:
-    """Any floats at all, payloads of NaN included, from their bits."""
-    width, kind = ("I", np.float32) if dtype == F32 else ("Q", np.float64)
-    return lambda words: torch.from_numpy(np.frombuffer(struct.pack(f"<{len(words)}{width}", *words), kind).copy())
-
-
-def bits(dtype: torch.dtype) -> st.SearchStrategy[int]:
-    """Of any float, and more often of those that arithmetic stumbles over."""
-    width = 32 if dtype == F32 else 64
-    kind, word = (np.float32, np.uint32) if dtype == F32 else (np.float64, np.uint64)
-    info = np.finfo(kind)
-    values = [0.0, -0.0, 1.0, -1.0, math.inf, -math.inf, math.nan, info.max, -info.max, info.tiny, -info.tiny]
-    values += [
-        info.smallest_subnormal,
-        1e-40,
-        2.0**40,
-        -(2.0**40),
-        0.6 * info.max,
-        1e30,
-        -1e30,
-        1e-30,
-        88.0,
-        710.0,
-    ]
-    known = [int(number) for number in np.array(values, kind).view(word)]
-    return st.one_of(st.sampled_from(known), st.integers(0, 2**width - 1))
-
-
-@pytest.mark.every(4)
+@pytest.mark.every(5)
 @pytest.mark.parametrize("dtype", [F32, F64], ids=["float32", "float64"])
 @pytest.mark.parametrize("name", [name for name in CASES_HERE if name != "the CNN"])
-@given(data=st.data())
-@settings(max_examples=25, deadline=None, derandomize=True)
-def test_any_query_leaves_every_records_integers_within_their_norm(
-    name: str, dtype: torch.dtype, data: st.DataObject
-) -> None:
+def test_any_query_leaves_every_records_integers_within_their_norm(name: str, dtype: torch.dtype) -> None:
     """Guarantee: one record moves the sum by at most K under zero-out, whatever bits the points have."""
-    objective = objective_of_case(name, dtype)
-    sort = st.sampled_from(["ordinary", "zero", "huge", "all scales", "not finite"])
-    kinds = data.draw(st.lists(sort, min_size=3, max_size=3))
-    records = records_of(CASES_HERE[name], kinds, dtype, data.draw(st.integers(0, 99)))
-    points = []
-    for _ in range(data.draw(st.integers(1, 2))):
-        few = from_bits(dtype)(data.draw(st.lists(bits(dtype), min_size=4, max_size=4)))
-        points.append(few.repeat(objective.dimension // 4 + 1)[: objective.dimension])
-    coefficients = data.draw(st.sampled_from([(1.0, -1.0), (5.0, -4.0), (2.0**30, -(2.0**30))]))[: len(points)]
-    clip, query = 2.0 ** data.draw(st.integers(-40, 40)), Query(points, coefficients)
-    norm = choose_lattice([clip], 36).norm(clip)
-    torch.set_flush_denormal(data.draw(st.booleans()))
-    try:
-        for row in range(3):
-            alone = Records(*(column[row : row + 1] for column in records))
-            found = sum_of(objective, query, alone, clip)
-            assert found.dtype == np.int64
-            assert integer_square(found) <= norm**2
-        assert integer_square(sum_of(objective, query, records, clip)) <= (3 * norm) ** 2
-    finally:
-        torch.set_flush_denormal(False)
+    objective, generator = objective_of_case(name, dtype), np.random.default_rng(6)
+    for seed in range(12):
+        kinds = list(generator.choice(["ordinary", "zero", "huge", "all scales", "not finite"], 3))
+        records = records_of(CASES_HERE[name], kinds, dtype, seed)
+        few = random_floats(generator, 32 if dtype == F32 else 64, (1 + seed % 2, 4))
+        points = [torch.from_numpy(np.resize(values, objective.dimension)) for values in few]
+        coefficients = [(1.0, -1.0), (5.0, -4.0), (2.0**30, -(2.0**30))][seed % 3][: len(points)]
+        clip, query = 2.0 ** int(generator.integers(-40, 41)), Query(points, coefficients)
+        norm = choose_lattice([clip], 36).norm(clip)
+        torch.set_flush_denormal(seed % 4 >= 2)
+        try:
+            for row in range(3):
+                alone = Records(*(column[row : row + 1] for column in records))
+                found = sum_of(objective, query, alone, clip)
+                assert found.dtype == np.int64
+                assert integer_square(found) <= norm**2
+            assert integer_square(sum_of(objective, query, records, clip)) <= (3 * norm) ** 2
+        finally:
+            torch.set_flush_denormal(False)
 
 
 UNITS, MOST, FEATURES, CLASSES = 6, 4, 5, 3
