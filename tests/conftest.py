@@ -93,6 +93,13 @@ def synthetic_data_are_drawn_once() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(autouse=True)
+def environment_is_restored() -> Iterator[None]:
+    """Files of `--import` are in the environment for later commands, and a test's files go with the test."""
+    with mock.patch.dict(os.environ):
+        yield
+
+
 @pytest.fixture(autouse=True, scope="session")
 def commands_are_built_once() -> Iterator[None]:
     """Typer builds all commands of an app anew for each call, which takes as long as many of the calls."""

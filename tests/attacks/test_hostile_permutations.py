@@ -99,6 +99,7 @@ def record() -> dict[str, Any]:
         json.dumps(
             {
                 **{"cell": 0, "seed": cell.seed, "point": {}, "trust": "untrusted", "silos": 3, "rounds": 8},
+                "engine": "inprocess",
                 **privacy_data(cell, releases),
                 "scenario": cell.canonical_data(),
             }
