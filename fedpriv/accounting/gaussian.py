@@ -15,6 +15,7 @@ The conversions `delta_of`, `epsilon_of` and `mu_of` are rounded to the safe sid
 
 import math
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Literal, get_args
 
 import numpy as np
@@ -236,6 +237,7 @@ def epsilon_of(mu: float, delta: float) -> float:
     return smallest_safe(lambda epsilon: _log_delta(mu, epsilon) <= log_delta, high=mu)
 
 
+@lru_cache(maxsize=1024, typed=True)  # a scenario of many cells asks for a few targets
 def mu_of(epsilon: float, delta: float) -> float:
     """Return the largest μ for which μ-GDP implies (ε, δ)-DP, less a relative 1e-11.
 
@@ -255,8 +257,7 @@ def mu_of(epsilon: float, delta: float) -> float:
         >>> round(mu_of(epsilon=1.0, delta=1e-5), 4)
         0.2681
     """
-    log_delta = math.log(check_delta(delta))
-    check_epsilon(epsilon)
+    log_delta, epsilon = math.log(check_delta(delta)), check_epsilon(epsilon)
     # Two safe values to start from: zCDP's conversion, and total variation δ(0) ≤ μ/√(2π).
     tail = math.sqrt(-2.0 * log_delta)
     start = max(2.0 * epsilon / (math.sqrt(tail**2 + 2.0 * epsilon) + tail), delta)

@@ -1,6 +1,7 @@
 """Small tables as tests need them: mixed columns, two sites, persons, gaps."""
 
 import csv
+import functools
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,11 @@ SCHEMA: dict[str, Any] = {
 
 def rows(count: int = 60) -> list[dict[str, str]]:
     """Records of two hospitals whose outcome follows from age and pain; every third is for testing."""
+    return [dict(record) for record in _drawn_rows(count)]
+
+
+@functools.cache
+def _drawn_rows(count: int) -> list[dict[str, str]]:
     draw = np.random.default_rng(16)
     made = []
     for number in range(count):

@@ -27,6 +27,9 @@ from fedpriv.show.statement import make_statements
 from fedpriv.show.verdict import describe_run, list_party_views
 from fedpriv.study.results import read_results
 from tests.engines.builders import claim_of, plan_cell, refusal, run_cell, run_on_both, small_cell
+from tests.rough import rough_accounting
+
+rough = pytest.fixture(autouse=True, scope="module")(rough_accounting)
 
 FEDAVG = {"name": "dp-fedavg", "trust": "trusted", "local_steps": 3, "local_step": 0.05, "clip": 0.5}
 QUIET = {"privacy__mode": "none", "privacy__epsilon": None}

@@ -34,7 +34,9 @@ from tests.engines.builders import (
     streams_of,
 )
 from tests.parts import in_parts
+from tests.rough import rough_accounting
 
+rough = pytest.fixture(autouse=True, scope="module")(rough_accounting)
 _GOLDSTEIN = {
     "smoothing": 0.1, "radius": 0.02, "period": 3, "anchor_clip": 20.0, "clip": 5.0, "step": 0.0005,
     "window": 2, "output": "last",

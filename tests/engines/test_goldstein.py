@@ -102,10 +102,10 @@ def test_the_number_of_anchor_directions_changes_evaluations_but_not_the_noise(o
         assert count_gradient_evaluations(plan, 11) == 15 * values * (3 * at_anchor + 8 * 2 * 2)
         assert plan.noise.sources == plans[None].noise.sources
         assert [plan.estimator.round(t).clip for t in (1, 2)] == [5.0, 1.0]
-        vectorized, inprocess = run_cell("vectorized", cell), run_cell("inprocess", cell)
-        np.testing.assert_allclose(vectorized.model, inprocess.model, rtol=1e-9, atol=1e-12)
-        models.append(vectorized.model)
-    assert not np.array_equal(models[0], models[2])
+        if m != 1:
+            models.append(run_cell("vectorized", cell).model)
+    np.testing.assert_allclose(models[1], run_cell("inprocess", cell).model, rtol=1e-9, atol=1e-12)
+    assert not np.array_equal(*models)
 
 
 def test_the_single_pass_algorithm_refuses_a_number_of_anchor_directions() -> None:

@@ -1,5 +1,6 @@
 """The table of docs/participation.md, made from the registries: what runs, and the words that refuse the rest."""
 
+import functools
 import itertools
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,7 +17,10 @@ from fedpriv.scenario.load import resolve_cell
 from tests.conftest import small_tree
 from tests.engines.builders import plan_cell
 from tests.engines.test_units import persons_tree
+from tests.rough import rough_accounting
 
+rough = pytest.fixture(autouse=True, scope="module")(rough_accounting)
+PERSONS = functools.cache(persons_tree)
 PAGE = Path("docs/participation.md")
 BEGIN, END = "<!-- made by tests/engines/test_participation_table.py -->", "<!-- end -->"
 
@@ -77,7 +81,7 @@ TABLE = (
 
 def tree_of(folder: Path, row: Row, sampling: str, unit: str, trust: str, algorithm: Mapping[str, Any]) -> Any:
     """Two silos and four rounds of one pass; persons from a table of their own."""
-    tree = persons_tree(folder) if unit == "user" else small_tree()
+    tree = PERSONS(folder) if unit == "user" else small_tree()
     of_unit = {} if unit == "record" else {"unit": unit, "records": 3}
     batch = {"batches": [2, 2]} if unit == "user" else {"batch": 2}
     groups = {"groups": row.groups} if row.groups > 1 else {}

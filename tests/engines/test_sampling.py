@@ -35,6 +35,9 @@ from tests.engines.builders import (
     store_and_load,
     streams_of,
 )
+from tests.rough import rough_accounting
+
+rough = pytest.fixture(autouse=True, scope="module")(rough_accounting)
 
 CLIP, STEP = 12.0, 0.02
 

@@ -1,6 +1,7 @@
 """Persons and clients of several records, from the scenario to the claim: engines agree, a unit is bounded."""
 
 import dataclasses
+import functools
 import json
 from pathlib import Path
 from typing import Any
@@ -32,16 +33,24 @@ from tests.engines.builders import (
 )
 from tests.engines.test_fedavg import FEDAVG
 from tests.engines.test_goldstein import ERM
+from tests.rough import rough_accounting
+
+rough = pytest.fixture(autouse=True, scope="module")(rough_accounting)
 
 
-def persons_tree(folder: Path, **changes: Any) -> dict[str, Any]:
-    """Two hospitals, 20 patients with 1 to 6 visits each, all of them every round or in a secret one."""
+@functools.cache
+def _visits() -> list[dict[str, str]]:
     draw, records = np.random.default_rng(5), rows(240)
     owners = [[f"n{number}" for number in range(12)], [f"s{number}" for number in range(10)]]
     for record in records:
         record["patient"] = str(draw.choice(owners[record["hospital"] == "south"]))
         record["part"] = "train" if draw.random() < 0.6 else "test"
-    tree = table_tree(write_csv(folder / "visits.csv", records), person="patient")
+    return records
+
+
+def persons_tree(folder: Path, **changes: Any) -> dict[str, Any]:
+    """Two hospitals, 20 patients with 1 to 6 visits each, all of them every round or in a secret one."""
+    tree = table_tree(write_csv(folder / "visits.csv", _visits()), person="patient")
     tree["federation"] = {"silos": 2, "rounds": 8, "epochs": 4, "batches": [5, 4]}
     tree["privacy"] = {"unit": "user", "records": 4, "relation": "replace-one", "mu": 2.0}
     for dotted, value in changes.items():

@@ -62,12 +62,13 @@ def network(kind: type[nn.Module] = Softmax, dtype: torch.dtype = torch.float32)
 
 @functools.cache
 def data() -> Arrays:
-    """All training records: (n, 1, 28, 28) in [0, 1], and their classes."""
+    """The first 600 training records: (n, 1, 28, 28) in [0, 1], and their classes."""
     synthetic = load("synthetic")
-    images = synthetic.train_images.reshape(-1, 1, 28, 28).astype(np.float32) / 255
-    for array in (images, synthetic.train_labels):
+    images = synthetic.train_images[:600].reshape(-1, 1, 28, 28).astype(np.float32) / 255
+    labels = synthetic.train_labels[:600]
+    for array in (images, labels):
         array.flags.writeable = False
-    return images, synthetic.train_labels
+    return images, labels
 
 
 def shares(silos: int = SILOS, count: int = ROUNDS * BATCH, seed: int = SEED) -> list[Arrays]:

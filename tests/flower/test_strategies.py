@@ -94,9 +94,10 @@ def test_every_private_strategy_trains_the_model_of_the_equal_scenario_bit_for_b
     tmp_path: Path, row: str
 ) -> None:
     """In float32, as torch's modules are."""
-    (strategy, settings), module = OF_ROWS[row], network()
-    result = run_app(strategy(seed=SEED, trust="trusted", **SIZES, **PRIVACY, **settings), module)
-    expected = scenario_model(tmp_path, row, "trusted", settings, module)
+    (strategy, settings), module, sizes = OF_ROWS[row], network(), {"silos": SILOS, "rounds": 4, "batch": 2}
+    grid = grid_of(train_of(module, shares(count=8)))
+    result = strategy(seed=SEED, trust="trusted", **sizes, **PRIVACY, **settings).start(grid, arrays_of(module))
+    expected = scenario_model(tmp_path, row, "trusted", settings, module, federation=sizes)
     np.testing.assert_array_equal(flat(result.arrays), expected)
     assert np.linalg.norm(expected - flat(arrays_of(module))) > 1e-3
 
@@ -130,9 +131,10 @@ def test_a_strategy_without_a_seed_draws_fresh_noise_with_an_exact_integer_claim
     module = network()
     models = []
     for _ in range(2):
-        one = strategy(**SIZES, **PRIVACY, **settings, trust=trust)
-        models.append(flat(run_app(one, module).arrays))
-        claim = compute_claim(make_release_streams(one.plan, ROUNDS))
+        grid = grid_of(train_of(module, shares(2, 4)), 2)
+        one = strategy(silos=2, rounds=2, batch=2, **PRIVACY, **settings, trust=trust)
+        models.append(flat(one.start(grid, arrays_of(module)).arrays))
+        claim = compute_claim(make_release_streams(one.plan, 2))
         assert claim is not None
         assert claim.exact
         assert claim.guarantee.mu == pytest.approx(PRIVACY["mu"], rel=1e-3)

@@ -101,7 +101,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("trust", ["untrusted", "trusted", "secure-aggregation"])
 def test_a_deployed_run_with_evaluations_meets_its_mu_target_and_leaves_no_key(tmp_path: Path, trust: str) -> None:
-    cell, heard = cell_of(trust), Heard()
+    cell, heard = cell_of(trust, federation__rounds=4), Heard()
     deploy_cell(guarded_grid(tmp_path / "silos", cell), cell, heard, tmp_path / "j")
     assert len(heard.metrics) == 4
     assert heard.result is not None
@@ -119,7 +119,7 @@ def test_a_server_killed_around_any_evaluation_publishes_the_same_metrics(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trust: str, after: bool
 ) -> None:
     """A second noise over the same sums could be averaged with the first: what is told never changes."""
-    cell, told = cell_of(trust), dict[int, dict[str, float]]()
+    cell, told = cell_of(trust, federation__rounds=4), dict[int, dict[str, float]]()
     plain = ServerJournal.record
     for dies_in in (1, 2, 3, 4, 0):
         heard = Heard()

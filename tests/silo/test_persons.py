@@ -22,6 +22,7 @@ from fedpriv.silo.admission import Charge, price_charges
 from fedpriv.silo.policy import read_policy
 from fedpriv.silo.shard import Shard, ShardViews
 from tests.engines.test_units import persons_tree
+from tests.rough import rough_accounting
 from tests.silo.charged import charged
 from tests.silo.guarded import (
     ZERO,
@@ -33,6 +34,8 @@ from tests.silo.guarded import (
     silo_with_key_of,
     write_silo,
 )  # fmt: skip
+
+rough = pytest.fixture(autouse=True, scope="module")(rough_accounting)
 
 PERSONS = [f"p{number % 7}" for number in range(20)]
 
