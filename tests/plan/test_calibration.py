@@ -168,6 +168,26 @@ def test_running_sums_with_another_decay_than_the_calibrated_decay_are_refused(
     assert "\n" not in str(refused.value)
 
 
+def test_a_rows_own_kind_of_public_order_is_refused(small_cell: MakeCell, rows: None) -> None:
+    """Its rounds are charged as those of the class that it is made from: one batch in 8 rounds, claimed as one."""
+
+    @dataclasses.dataclass(frozen=True)
+    class SameBatch(FixedOrder):
+        def batches(self, t: int) -> range:
+            return range(1)
+
+    def same_batch(_settings: Any, declared: FixedOrder) -> FixedOrder:
+        return SameBatch(declared.rounds, declared.rounds_per_epoch)
+
+    add_algorithm(dataclasses.replace(ALGORITHMS["dp-sgd"], name="own-order", schedule=same_batch))
+    algorithm = {"name": "own-order", "trust": "untrusted", "clip": 1.0, "step": 0.1}
+    with pytest.raises(
+        InputError, match="own-order reads records in an order of its own class, SameBatch"
+    ) as refused:
+        planned(small_cell, algorithm=algorithm, privacy={"relation": "zero-out", "mu": 1.0})
+    assert "\n" not in str(refused.value)
+
+
 @pytest.mark.parametrize("trust", ["trusted", "secure-aggregation"])
 def test_local_steps_from_releases_without_noise_of_their_own_are_refused(
     small_cell: MakeCell, rows: None, trust: str
