@@ -35,7 +35,14 @@ from fedpriv.noise.registry import check_readable
 from fedpriv.noise.series import Workload
 from fedpriv.noise.trust import CURATOR, RECORD, Noise, Trust, Unit
 from fedpriv.papers.base import Bound, Optimizer, Problem, ReleaseNumbers
-from fedpriv.participation.orders import Participation, PublicOrder, check_dependence
+from fedpriv.participation.orders import (
+    OWN_FACTS,
+    Dependence,
+    Participation,
+    PublicOrder,
+    check_dependence,
+    declared_dependence,
+)
 from fedpriv.participation.secret import SecretOrder
 from fedpriv.plan.calibration import (
     Grid,
@@ -368,6 +375,11 @@ def make_plan(cell: Cell, objective: Objective, *, for_release: bool = False) ->
                 f"algorithm.trust = {trust.name!r}: with the noise of {row.name} only what ends a phase is "
                 f"private, and every query is broadcast; use {CURATOR.name!r}": (
                     isinstance(mechanism, PhaseEnds) and trust is not CURATOR
+                ),
+                f"{row.name}: {mechanism.name} noise rests on how far queries move, and gradients here follow "
+                "from more than record, row, silo and query; take another mechanism": (
+                    mechanism.movement is not None
+                    and declared_dependence(unit_objective) & ~(OWN_FACTS & ~Dependence.ROUND)
                 ),
                 f"{row.name}: {mechanism.name} noise is for increments that are clipped "
                 f"{'in parts, to its own norms' if charged_parts else 'as a whole'}; take another mechanism": (

@@ -8,6 +8,7 @@ from typing import Any, cast
 import pytest
 
 from fedpriv.core.errors import InputError
+from fedpriv.core.replicates import Scalar
 from fedpriv.loss.estimators import (
     Estimator,
     LinearWeights,
@@ -19,10 +20,10 @@ from fedpriv.loss.estimators import (
     VarianceReducedGradient,
 )
 from fedpriv.loss.features import AugmentedView
-from fedpriv.loss.objective import Objective
+from fedpriv.loss.objective import Batch, BatchLayout, Increment, Objective, Query, View
 from fedpriv.noise.trust import Noise, NoiseSource
 from fedpriv.papers.table import ALGORITHMS, add_algorithm
-from fedpriv.participation.orders import FixedOrder
+from fedpriv.participation.orders import Dependence, FixedOrder
 from fedpriv.plan.calibration import check_clips, check_noise, check_sums, make_message_grid, make_workload
 from fedpriv.plan.plan import Plan, make_plan
 from fedpriv.plan.task import load_task
@@ -165,6 +166,40 @@ def test_running_sums_with_another_decay_than_the_calibrated_decay_are_refused(
     algorithm = {"name": "own-sums", "trust": "untrusted", "clip": 1.0, "step": 0.1, "mechanism": "tree"}
     with pytest.raises(InputError, match=line) as refused:
         planned(small_cell, algorithm=algorithm, privacy={"relation": "zero-out", "mu": 1.0})
+    assert "\n" not in str(refused.value)
+
+
+@dataclasses.dataclass(frozen=True)
+class Alternating(View):
+    """Gradients whose sign follows from the round, which it declares."""
+
+    sign: float = 1.0
+    dependence = Dependence.RECORD | Dependence.ROUND
+
+    def for_batch(self, slots: BatchLayout) -> "Alternating":
+        return dataclasses.replace(self, sign=(-1.0) ** slots.t)
+
+    def increment(self, query: Query, batch: Batch, clip: Scalar) -> Increment:
+        signed = query._replace(coefficients=[self.sign * each for each in query.coefficients])
+        return self.base.increment(signed, batch, clip)
+
+
+def test_gradients_that_change_with_the_round_are_refused_with_noise_that_rests_on_how_far_queries_move(
+    small_cell: MakeCell, rows: None
+) -> None:
+    """At equal queries they are two clips apart between rounds, where smoothness was charged: next to nothing."""
+    reduced = ALGORITHMS["momentum-tree-reduced"]
+    add_algorithm(
+        dataclasses.replace(reduced, name="own-rounds", objective=lambda _s, _p, loss: Alternating(loss))
+    )
+    sections: dict[str, Any] = {
+        "privacy": {"relation": "zero-out", "mu": 1.0},
+        "federation": {"silos": 2, "rounds": 8, "epochs": 2, "batch": 2},
+    }
+    algorithm = {"trust": "untrusted", "clip": 1.0, "step": 0.001}
+    assert planned(small_cell, algorithm={**algorithm, "name": reduced.name}, **sections).noise.sources
+    with pytest.raises(InputError, match=r"own-rounds: .* how far queries move, and gradients here") as refused:
+        planned(small_cell, algorithm={**algorithm, "name": "own-rounds"}, **sections)
     assert "\n" not in str(refused.value)
 
 
