@@ -369,8 +369,8 @@ SUMMED_BY_CELL: set[type] = set()
 """Classes whose increments are added cell by cell, by their own `sum_integer_vectors`."""
 
 
-def is_shipped(kind: type) -> bool:
-    """Whether a class is part of fedpriv, by the name of its module.
+def is_shipped(kind: object) -> bool:
+    """Whether a class or a function is part of fedpriv, by the name of its module.
 
     Proofs hold for these classes only, even if other classes are added to the sets above.
     """

@@ -65,8 +65,9 @@ class PerUnit(View):
 
     Guarantee: one unit moves the sum by at most its weight times the clip under zero-out and twice that under
     replace-one, whatever its records are, how many of the m it has, and what the loss is: its vector is clipped as
-    a whole.  A unit's contribution does not depend on other units.  The constants of a plain loss `base`
-    hold, since a mean of gradients is no longer than the longest, and likewise for differences of gradients.
+    a whole, and zero if it has no records.  A unit's contribution does not depend on other units.  The constants
+    of a plain loss `base` hold, since a mean of gradients is no longer than the longest, and likewise for
+    differences of gradients.
     """
 
     max_records: int
@@ -132,7 +133,12 @@ class PerUnit(View):
         representable is zero.
         """
         means, inner_clips = self._unit_means(query, batch.records, batch.weights.dtype)
-        clipping = compute_clipping(vector_bounds(upper_norm(means)), batch.weights, clip)
+        clipping = compute_clipping(
+            vector_bounds(upper_norm(means)),
+            # A unit without records adds zeros, even if `base` has a vector for it.
+            batch.weights * (~is_absent(batch.records.labels)).any(-1),
+            clip,
+        )
         return clipping.zero_unrepresentable(means), inner_clips, clipping
 
     def _unit_means(self, query: Query, records: Records, dtype: torch.dtype) -> Increment:

@@ -484,11 +484,6 @@ def make_exact_plan(
     party_count = trust.noise_sources_per_release(len(sizes))
     try:
         factorization = integer_form(mechanism, public_sums.workload)
-        if (estimator.round(1).split is not None) != factorization.has_parts:
-            raise InputError(
-                f"{mechanism.name} noise is for increments that are clipped "
-                f"{'in parts' if factorization.has_parts else 'as a whole'}; take another mechanism"
-            )
         exact = fitted_lattice(
             ExactRunInputs(
                 factorization,

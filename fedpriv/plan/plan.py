@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from fedpriv.accounting.gaussian import APART, Relation, epsilon_of
-from fedpriv.core.errors import InputError
+from fedpriv.core.errors import InputError, refuse
 from fedpriv.core.random import SERVER, public_generator
 from fedpriv.core.replicates import Scalar
 from fedpriv.loss.estimators import Estimator, PlainGradient, RaisedClips, Round, make_rounds, max_running_sum
@@ -27,14 +27,22 @@ from fedpriv.loss.objective import PROVED_DIAMETERS, Deterministic, EvaluationVi
 from fedpriv.loss.ridge import RidgeStatistics
 from fedpriv.loss.rows import ColumnMoments
 from fedpriv.loss.views import PerUnit
-from fedpriv.noise.diagonal import IndependentGaussian
+from fedpriv.noise.diagonal import IndependentGaussian, PhaseEnds
+from fedpriv.noise.differences import DifferenceTrees
 from fedpriv.noise.integers.plan import ExactPlan, IntegerRound
 from fedpriv.noise.mechanism import Mechanism
 from fedpriv.noise.registry import check_readable
 from fedpriv.noise.series import Workload
-from fedpriv.noise.trust import RECORD, Noise, Trust, Unit
+from fedpriv.noise.trust import CURATOR, RECORD, Noise, Trust, Unit
 from fedpriv.papers.base import Bound, Optimizer, Problem, ReleaseNumbers
-from fedpriv.participation.orders import Participation, PublicOrder, check_dependence
+from fedpriv.participation.orders import (
+    OWN_FACTS,
+    Dependence,
+    Participation,
+    PublicOrder,
+    check_dependence,
+    declared_dependence,
+)
 from fedpriv.participation.secret import SecretOrder
 from fedpriv.plan.calibration import (
     Grid,
@@ -343,13 +351,42 @@ def make_plan(cell: Cell, objective: Objective, *, for_release: bool = False) ->
     estimator, mechanism, workload = make_uncalibrated_parts(cell, problem)
     check_absences(cell, estimator, mechanism)
     check_readable(mechanism, workload, row.name)
-    private, rounds = cell.target_mu is not None, make_rounds(estimator, schedule.rounds)
+    private, rounds, charged_parts = (
+        cell.target_mu is not None,
+        make_rounds(estimator, schedule.rounds),
+        # Norms for which noise of three trees is charged, unless differences of gradients are not clipped.
+        (mechanism.difference, mechanism.residual)
+        if isinstance(mechanism, DifferenceTrees) and mechanism.movement is None
+        else (),
+    )
     check_augmentation_allowed(objective, row_objective := row.objective(settings, problem, objective), row.name)
     relation, unit = cell.privacy.relation, cell.privacy.protected_unit
     check_dependence(row_objective, unit.allowed_dependence, f'privacy.unit = "{unit.name}"')
     unit_objective = row_objective if unit.max_records == 1 else PerUnit(row_objective, unit.max_records)
     if private:
         check_dependence(unit_objective, schedule.allowed_dependence, f'federation.sampling = "{schedule.name}"')
+        # Estimator, mechanism and trust settings of a user's row may not belong together.
+        refuse(
+            {
+                f"algorithm.trust = {trust.name!r}: silos of {row.name} step from what they released, which here "
+                'lacks noise that protects by itself; use "untrusted"': (
+                    not trust.private_messages and any(step.local is not None for step in rounds)
+                ),
+                f"algorithm.trust = {trust.name!r}: with the noise of {row.name} only what ends a phase is "
+                f"private, and every query is broadcast; use {CURATOR.name!r}": (
+                    isinstance(mechanism, PhaseEnds) and trust is not CURATOR
+                ),
+                f"{row.name}: {mechanism.name} noise rests on how far queries move, and gradients here follow "
+                "from more than record, row, silo and query; take another mechanism": (
+                    mechanism.movement is not None
+                    and declared_dependence(unit_objective) & ~(OWN_FACTS & ~Dependence.ROUND)
+                ),
+                f"{row.name}: {mechanism.name} noise is for increments that are clipped "
+                f"{'in parts, to its own norms' if charged_parts else 'as a whole'}; take another mechanism": (
+                    {step.clips[1:] for step in rounds} != {charged_parts}
+                ),
+            }
+        )
     check_clips(rounds, max(batch_sizes), private)
     # Noise, on integers or in floating point.
     exact, grid = None, None

@@ -41,7 +41,7 @@ from fedpriv.data.schema import TableSchema
 from fedpriv.data.tables import file_version
 from fedpriv.loss.features import augment_objective
 from fedpriv.loss.goldstein import GoldsteinView
-from fedpriv.loss.objective import Objective, Records, make_bfloat16_view
+from fedpriv.loss.objective import Objective, Records, is_shipped, make_bfloat16_view
 from fedpriv.loss.rows import ModuleSettings
 from fedpriv.loss.scores import ScoreView, check_scores
 from fedpriv.loss.views import absent_label, is_absent
@@ -231,7 +231,27 @@ class ModelInputs:
         return make_records(self.compute_features(images), labels, DTYPES[self.dtype])
 
     def make_layout(self, images: NDArray[Any], labels: NDArray[Any], classes: int) -> FeatureLayout:
-        """Return the layout of a row of features, which no value of the data decides."""
+        """Return the layout of a row of features, which no value of the data decides.
+
+        Raises:
+            InputError: The model's map is a user's, and gives records of zeros and ones other features together
+                than each alone.
+        """
+        probe = np.ones_like(images[:1], shape=(3, *images.shape[1:]))
+        probe[0] = probe[2:].reshape(-1)[::2] = 0
+        refuse(
+            {
+                f"model.name = {self.model.name!r}: a record's features follow from other records, and no clip "
+                "bounds that; map each row by itself, with public constants": (
+                    not is_shipped(self.model.row.features)
+                    and not torch.allclose(
+                        self.compute_features(probe),
+                        torch.cat([self.compute_features(probe[row : row + 1]) for row in range(3)]),
+                        equal_nan=True,
+                    )
+                )
+            }
+        )
         record = self.make_records(
             np.zeros_like(images[:1], shape=(1, *images.shape[1:])), np.zeros((1, *labels.shape[1:]))
         )
@@ -306,12 +326,16 @@ def load_public_task(cell: Cell) -> PublicTask:
         InputError: The scenario holds out, splits or spares training records, which the server does not have, the
             test records cannot be loaded, or data, model and metrics do not fit together.
     """
-    if cell.data.validation is not None:
-        raise InputError("data.validation: the server of a deployment has no training records to hold out")
-    if cell.data.split_and_spared != (None, None):
-        raise InputError(
-            "data.split, data.spared: the records of a deployment are what its silos have; leave them out"
-        )
+    refuse(
+        {
+            "data.validation: the server of a deployment has no training records to hold out": (
+                cell.data.validation is not None
+            ),
+            "data.split, data.spared: the records of a deployment are what its silos have; leave them out": (
+                cell.data.split_and_spared != (None, None)
+            ),
+        }
+    )
     by_server = cell.evaluation is None and cell.model.row.evaluated
     if not by_server and (schema := cell.data.table_schema) is not None:
         return make_schema_task(cell, schema)

@@ -24,7 +24,7 @@ from fedpriv.loss.rows import Model, ModelSettings
 from fedpriv.noise.trust import CLIENT, USER, Trust, Unit, find_trust
 from fedpriv.papers.base import Algorithm, Settings
 from fedpriv.papers.table import find_algorithm
-from fedpriv.participation.orders import FixedOrder, Participation
+from fedpriv.participation.orders import FixedOrder, FreshOrder, Participation, Phases
 from fedpriv.participation.registry import find_sampling_class, make_participation
 from fedpriv.scenario.data import DataSection, check_first_step
 from fedpriv.scenario.messages import validate_section
@@ -436,6 +436,11 @@ class Cell(Section):
         order = self.algorithm.row.schedule(self.algorithm.settings, declared)
         refuse(
             {
+                # A class of one's own may read other rounds than those that its base class is charged for.
+                f"algorithm.name: {self.algorithm.name} reads records in an order of its own class, "
+                f"{type(order).__name__}; make it of FixedOrder, FreshOrder or Phases": (
+                    type(order) not in (FixedOrder, FreshOrder, Phases)
+                ),
                 f"federation.samples: {self.algorithm.name} reads {order.batches_per_silo} batches of every "
                 f"silo in {declared.batches_per_silo} rounds, so samples does not say how many rounds there "
                 "are: give rounds and batch": (

@@ -33,6 +33,7 @@ def features(images, dtype, settings):
     return seen[:1].expand(len(seen), -1).contiguous()  # every record is record 0
 
 add_model("spy", dataclasses.replace(plain, features=features))
+add_model("own", dataclasses.replace(plain, features=lambda *given: plain.features(*given)))
 fedpriv.add_algorithm(dataclasses.replace(ALGORITHMS["dp-sgd"], name="spy-sgd"))
 """
 SGD = {"name": "dp-sgd", "clip": 1.0, "step": 0.1}
@@ -107,11 +108,13 @@ def test_an_extension_model_imported_already_still_needs_permission_of_the_polic
 
 
 def test_a_policy_that_lists_an_extension_and_its_parts_admits_their_use(tmp_path: Path) -> None:
-    allow = {"extensions": ["spying_package"], "models": ["spy"], "algorithms": ["spy-sgd"]}
+    allow = {"extensions": ["spying_package"], "models": ["own", "spy"], "algorithms": ["spy-sgd"]}
     guard = guard_for(tmp_path, *random_records(), **allow)
     assert "spying_package" in sys.modules
-    for section, name in (("model", "spy"), ("algorithm", "spy-sgd")):
+    for section, name in (("model", "own"), ("algorithm", "spy-sgd")):
         assert guard.query_shapes(naming(section, name)) == [(7850,)]
+    with pytest.raises(RunError, match=r"model\.name = 'spy': a record's features follow from other records"):
+        guard.query_shapes(naming("model", "spy"))
 
 
 @pytest.mark.parametrize(

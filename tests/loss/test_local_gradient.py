@@ -94,6 +94,24 @@ def test_a_step_that_leads_anywhere_is_clipped_as_a_whole() -> None:
     assert float(vectors.norm(dim=-1).max()) <= 0.25
 
 
+def test_a_client_whose_records_are_all_absent_adds_zeros_whatever_its_steps_are() -> None:
+    """A decay of weights moves a model without records, too: present and absent were up to two clips apart."""
+
+    @dataclass(frozen=True)
+    class DecayingSteps(LocalSteps):
+        def local_gradient(self, model: Tensor, start: Tensor, records: Records, weights: Tensor) -> Tensor:
+            return super().local_gradient(model, start, records, weights) + 0.1 * model
+
+    loss, records = softmax(), clients()
+    absent = Records(records.features, torch.full_like(records.labels, -1))
+    start, weights = loss.initial() + 1.0, torch.ones(CLIENTS, dtype=loss.initial().dtype)
+    view = PerUnit(DecayingSteps(loss, STEP, STEPS), RECORDS)
+    query = Query((start,))
+    assert float(view.increment(query, Batch(records, weights), 0.25).total.norm()) > 0.0
+    assert not view.increment(query, Batch(absent, weights), 0.25).total.any()
+    assert not view.per_record(query, Batch(absent, weights), torch.arange(CLIENTS), 0.25).any()
+
+
 @pytest.mark.parametrize(
     ("name", "words"),
     [("scaffold", "state from round to round"), ("fedprox", "adding-an-algorithm")],

@@ -3,11 +3,12 @@
 import dataclasses
 import math
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from fedpriv.core.errors import InputError
+from fedpriv.core.replicates import Scalar
 from fedpriv.loss.estimators import (
     Estimator,
     LinearWeights,
@@ -15,13 +16,14 @@ from fedpriv.loss.estimators import (
     RecursiveGradient,
     Round,
     SplitClipping,
+    SplitGradient,
     VarianceReducedGradient,
 )
 from fedpriv.loss.features import AugmentedView
-from fedpriv.loss.objective import Objective
+from fedpriv.loss.objective import Batch, BatchLayout, Increment, Objective, Query, View
 from fedpriv.noise.trust import Noise, NoiseSource
 from fedpriv.papers.table import ALGORITHMS, add_algorithm
-from fedpriv.participation.orders import FixedOrder
+from fedpriv.participation.orders import Dependence, FixedOrder
 from fedpriv.plan.calibration import check_clips, check_noise, check_sums, make_message_grid, make_workload
 from fedpriv.plan.plan import Plan, make_plan
 from fedpriv.plan.task import load_task
@@ -165,6 +167,130 @@ def test_running_sums_with_another_decay_than_the_calibrated_decay_are_refused(
     with pytest.raises(InputError, match=line) as refused:
         planned(small_cell, algorithm=algorithm, privacy={"relation": "zero-out", "mu": 1.0})
     assert "\n" not in str(refused.value)
+
+
+@dataclasses.dataclass(frozen=True)
+class Alternating(View):
+    """Gradients whose sign follows from the round, which it declares."""
+
+    sign: float = 1.0
+    dependence = Dependence.RECORD | Dependence.ROUND
+
+    def for_batch(self, slots: BatchLayout) -> "Alternating":
+        return dataclasses.replace(self, sign=(-1.0) ** slots.t)
+
+    def increment(self, query: Query, batch: Batch, clip: Scalar) -> Increment:
+        signed = query._replace(coefficients=[self.sign * each for each in query.coefficients])
+        return self.base.increment(signed, batch, clip)
+
+
+def test_gradients_that_change_with_the_round_are_refused_with_noise_that_rests_on_how_far_queries_move(
+    small_cell: MakeCell, rows: None
+) -> None:
+    """At equal queries they are two clips apart between rounds, where smoothness was charged: next to nothing."""
+    reduced = ALGORITHMS["momentum-tree-reduced"]
+    add_algorithm(
+        dataclasses.replace(reduced, name="own-rounds", objective=lambda _s, _p, loss: Alternating(loss))
+    )
+    sections: dict[str, Any] = {
+        "privacy": {"relation": "zero-out", "mu": 1.0},
+        "federation": {"silos": 2, "rounds": 8, "epochs": 2, "batch": 2},
+    }
+    algorithm = {"trust": "untrusted", "clip": 1.0, "step": 0.001}
+    assert planned(small_cell, algorithm={**algorithm, "name": reduced.name}, **sections).noise.sources
+    with pytest.raises(InputError, match=r"own-rounds: .* how far queries move, and gradients here") as refused:
+        planned(small_cell, algorithm={**algorithm, "name": "own-rounds"}, **sections)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_rows_own_kind_of_public_order_is_refused(small_cell: MakeCell, rows: None) -> None:
+    """Its rounds are charged as those of the class that it is made from: one batch in 8 rounds, claimed as one."""
+
+    @dataclasses.dataclass(frozen=True)
+    class SameBatch(FixedOrder):
+        def batches(self, t: int) -> range:
+            return range(1)
+
+    def same_batch(_settings: Any, declared: FixedOrder) -> FixedOrder:
+        return SameBatch(declared.rounds, declared.rounds_per_epoch)
+
+    add_algorithm(dataclasses.replace(ALGORITHMS["dp-sgd"], name="own-order", schedule=same_batch))
+    algorithm = {"name": "own-order", "trust": "untrusted", "clip": 1.0, "step": 0.1}
+    with pytest.raises(
+        InputError, match="own-order reads records in an order of its own class, SameBatch"
+    ) as refused:
+        planned(small_cell, algorithm=algorithm, privacy={"relation": "zero-out", "mu": 1.0})
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("trust", ["trusted", "secure-aggregation"])
+def test_local_steps_from_releases_without_noise_of_their_own_are_refused(
+    small_cell: MakeCell, rows: None, trust: str
+) -> None:
+    """One record moved the increments of all others: 2.3 σ in two rounds of 50 records, claimed as μ = 1."""
+    local = ALGORITHMS["local-dp-sgd"]
+    add_algorithm(dataclasses.replace(local, name="own-local", trusts=("untrusted", trust)))
+    privacy = {"relation": "zero-out", "mu": 1.0}
+    algorithm = {"name": "own-local", "clip": 1.0, "step": 0.1, "local_steps": 2}
+    assert planned(small_cell, algorithm={**algorithm, "trust": "untrusted"}, privacy=privacy).noise.sources
+    with pytest.raises(InputError, match="silos of own-local step from what they released") as refused:
+        planned(small_cell, algorithm={**algorithm, "trust": trust}, privacy=privacy)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("trust", ["untrusted", "trusted", "secure-aggregation"])
+def test_queries_between_the_ends_of_phases_are_broadcast_by_no_trust_setting(
+    small_cell: MakeCell, rows: None, trust: str
+) -> None:
+    """They have no noise, and a claim on everyone who sees a query was made of them."""
+    add_algorithm(dataclasses.replace(ALGORITHMS["phased-sgd"], name="own-phases", trusts=("curator", trust)))
+    sections: dict[str, Any] = {
+        "privacy": {"relation": "zero-out", "mu": 1.0},
+        "model": {"name": "softmax-regression", "feature_norm": 1.0},
+    }
+    algorithm = {"name": "own-phases", "step": 0.01, "radius": 1.0}
+    assert planned(small_cell, algorithm={**algorithm, "trust": "curator"}, **sections).noise.sources
+    with pytest.raises(InputError, match="only what ends a phase is private") as refused:
+        planned(small_cell, algorithm={**algorithm, "trust": trust}, **sections)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_parts_of_an_increment_that_the_noise_is_not_charged_for_are_refused(
+    small_cell: MakeCell, rows: None, first: bool
+) -> None:
+    """Differences clipped to 50 were charged for the clip of the gradient, 1; so if only some rounds have them."""
+
+    @dataclasses.dataclass(frozen=True)
+    class LateParts(SplitGradient):
+        def round(self, t: int) -> Round:
+            return super().round(t) if first or t > 1 else super().round(t)._replace(split=None)
+
+    estimator = LateParts(1.0, 50.0, 50.0, 0.5, 4)
+    add_algorithm(dataclasses.replace(ALGORITHMS["dp-sgd"], name="own-parts", estimator=lambda *_: estimator))
+    algorithm = {"name": "own-parts", "trust": "untrusted", "clip": 1.0, "step": 0.1}
+    with pytest.raises(InputError, match="own-parts: independent noise is for increments that are clipped as a"):
+        planned(small_cell, algorithm=algorithm, privacy={"relation": "zero-out", "mu": 1.0})
+
+
+def test_parts_clipped_to_other_norms_than_the_trees_are_charged_for_are_refused(
+    small_cell: MakeCell, rows: None
+) -> None:
+    aligned = ALGORITHMS["momentum-tree-aligned"]
+
+    def wider(settings: Any, problem: Any) -> Estimator:
+        estimator = aligned.estimator(settings, problem)
+        return dataclasses.replace(cast(Any, estimator), difference_clip=50.0)
+
+    add_algorithm(dataclasses.replace(aligned, name="own-wider", estimator=wider))
+    sections: dict[str, Any] = {
+        "privacy": {"relation": "zero-out", "mu": 1.0},
+        "federation": {"silos": 2, "rounds": 8, "epochs": 2, "batch": 2},
+    }
+    algorithm = {"trust": "untrusted", "clip": 1.0, "difference_clip": 0.5, "residual_clip": 0.5, "step": 0.1}
+    assert planned(small_cell, algorithm={**algorithm, "name": aligned.name}, **sections).noise.sources
+    with pytest.raises(InputError, match="clipped in parts, to its own norms"):
+        planned(small_cell, algorithm={**algorithm, "name": "own-wider"}, **sections)
 
 
 def test_an_algorithm_that_ignores_augmented_copies_of_records_is_refused(

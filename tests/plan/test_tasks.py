@@ -1,14 +1,16 @@
 """Tasks: what a data set, a model and a run need of each other, and which records are held out."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from fedpriv.core.errors import InputError
+from fedpriv.loss.models import MODELS, add_model
 from fedpriv.papers.base import NoiseSettings
 from fedpriv.papers.table import ALGORITHMS
 from fedpriv.participation.orders import FixedOrder
@@ -46,6 +48,44 @@ def test_validation_and_split_settings_are_refused_where_no_training_records_are
 ) -> None:
     with pytest.raises(InputError, match=reason):
         load(small_cell(data={"name": "synthetic", **data}))
+
+
+@pytest.fixture
+def models() -> Iterator[None]:
+    before = dict(MODELS)
+    yield
+    MODELS.clear()
+    MODELS.update(before)
+
+
+@pytest.mark.parametrize(
+    ("scale", "is_refused"),
+    [
+        (lambda values: (values - values.mean(0)) / (values.std(0) + 1e-6), True),
+        (lambda values: values / (values.norm(dim=1).max() + 1e-6), True),
+        (lambda values: (values - values.amin()) / (values.amax() - values.amin()), True),
+        (lambda values: values[torch.randperm(len(values), generator=torch.Generator().manual_seed(2))], True),
+        (lambda values: values / (values.norm(dim=1, keepdim=True) + 1e-6), False),
+        (lambda values: values / 0.0, False),
+    ],
+)
+def test_features_that_are_scaled_by_other_records_are_refused_before_any_is_read(
+    small_cell: MakeCell, models: None, scale: Callable[[Tensor], Tensor], is_refused: bool
+) -> None:
+    """One record moved the features of all others, and with them every increment, at the price of one clip."""
+    plain = MODELS["mlp"]
+    add_model("own-features", dataclasses.replace(plain, features=lambda *given: scale(plain.features(*given))))
+    cell = small_cell(
+        model={"name": "own-features", "hidden": 4},
+        algorithm={"name": "dp-sgd", "trust": "trusted", "clip": 1.0, "step": 0.1},
+        privacy={"relation": "zero-out", "mu": 1.0},
+    )
+    for load in (load_task, load_public_task):
+        if is_refused:
+            with pytest.raises(InputError, match="a record's features follow from other records"):
+                load(cell)
+        else:
+            assert load(cell).objective.dimension
 
 
 def test_a_server_refuses_a_model_that_belongs_to_another_data_set(small_cell: MakeCell) -> None:
