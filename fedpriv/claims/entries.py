@@ -144,7 +144,13 @@ class LedgerEntry:
         `recompute_clips` gives the clips.
         """
         try:
-            return next(itertools.chain(self._differences_from_scenario(), self._differences_from_streams()), None)
+            return next(
+                map(
+                    sanitize_line,
+                    itertools.chain(self._differences_from_scenario(), self._differences_from_streams()),
+                ),
+                None,
+            )
         # The file can come from anybody, so that any field may be missing or of another type.
         except (LookupError, TypeError, AttributeError, ValueError, ArithmeticError, InputError) as error:
             return f"is no record of a run ({type(error).__name__}: {sanitize_line(str(error), 100)})"
