@@ -515,7 +515,9 @@ def read_ledger(folder: Path) -> list[LedgerEntry]:
     except FileNotFoundError:
         raise InputError(f"{folder}: no results.json there; give a folder that `fedpriv run` wrote") from None
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise InputError(f"{folder}: not a ledger of fedpriv ({type(error).__name__}: {error})") from None
+        raise InputError(
+            f"{folder}: not a ledger of fedpriv ({type(error).__name__}: {sanitize_line(str(error))})"
+        ) from None
 
 
 def check_copies(source: Path | str, versions: Mapping[str, Any], cells: Iterable[Mapping[str, Any]]) -> None:
