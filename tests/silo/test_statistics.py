@@ -123,7 +123,7 @@ def test_repeated_statistics_get_the_stored_reply_and_are_charged_once(tmp_path:
 def test_guarantee_a_ledger_refuses_a_table_whose_cells_differ_where_its_features_do_not(
     tmp_path: Path, column: str, value: str
 ) -> None:
-    """Gains: one table's charges stand for another's, and after a restore of both files two messages have one mask.
+    """Gains: one table's charges stand for another's, and after a restore of both files two messages one mask.
 
     A filled value and an age beyond the range have the features of another cell, and counts tell them apart.
     """
