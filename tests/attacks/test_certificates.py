@@ -462,6 +462,23 @@ def test_a_silos_statement_of_another_form_is_refused_before_it_replaces_a_certi
     assert run.certificate.read_bytes() == before
 
 
+@pytest.mark.parametrize("name", ["policy.toml", "shard.npz", "ledger/ledger.sqlite", "certificate.json"])
+def test_a_statement_replaces_no_file_that_is_none(
+    copied: dict[str, Deployment], tmp_path: Path, name: str
+) -> None:
+    """Gains: records, key, policy or ledger of a silo whose administrator gave the wrong --out."""
+    run = copied["fixed"]
+    silo = Path(shutil.copytree(run.policies[1].parent, tmp_path / "silo"))
+    path = run.certificate if name == "certificate.json" else silo / name
+    before = path.read_bytes()
+    done = command("silo", "sign", silo / "policy.toml", run.certificate, "--out", path, cwd=run.folder)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1), done
+    assert path.read_bytes() == before
+    for _ in range(2):  # a statement is replaced by another one
+        done = command("silo", "sign", silo / "policy.toml", run.certificate, "--out", "own.json", cwd=run.folder)
+        assert done.returncode == 0, done
+
+
 def test_pages_of_a_certificate_that_a_draft_replaces_are_removed(copied: dict[str, Deployment]) -> None:
     """Gains: a page beside a draft that said, of the facts in the draft, that all silos had signed."""
     run = copied["fixed"]

@@ -732,6 +732,8 @@ def sign(policy: Path, path: Path, out: Path | None) -> None:
     except Exception as error:  # a coordinator can send a document of any shape
         raise InputError(f"{path}: is not a whole certificate ({type(error).__name__})") from None
     target = out or path.with_name(f"silo-{facts['silo']}.json")
+    if target.exists() and "signed" not in read_canonical_json(read_file_bytes(target), target):
+        raise InputError(f"{target}: is no statement that a silo signed, and is not replaced; give another --out")
     write_bytes(target, canonical_json(facts))
     sys.stdout.write(f"silo-{facts['silo']} {facts['signed']['key']}\nwritten: {target}\n")
 
