@@ -145,7 +145,13 @@ class LedgerEntry:
         that the run took, and for evaluations, which have their own target.
         """
         try:
-            return next(itertools.chain(self._differences_from_scenario(), self._differences_from_streams()), None)
+            return next(
+                map(
+                    sanitize_line,
+                    itertools.chain(self._differences_from_scenario(), self._differences_from_streams()),
+                ),
+                None,
+            )
         # The file can come from anybody, so that any field may be missing or of another type.
         except (LookupError, TypeError, AttributeError, ValueError, ArithmeticError, InputError) as error:
             return f"is no record of a run ({type(error).__name__}: {sanitize_line(str(error), 100)})"
@@ -554,7 +560,9 @@ def read_ledger(folder: Path) -> list[LedgerEntry]:
     except FileNotFoundError:
         raise InputError(f"{folder}: no results.json there; give a folder that `fedpriv run` wrote") from None
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise InputError(f"{folder}: not a ledger of fedpriv ({type(error).__name__}: {error})") from None
+        raise InputError(
+            f"{folder}: not a ledger of fedpriv ({type(error).__name__}: {sanitize_line(str(error))})"
+        ) from None
 
 
 def check_copies(source: Path | str, versions: Mapping[str, Any], cells: Iterable[Mapping[str, Any]]) -> None:

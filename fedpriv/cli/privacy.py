@@ -39,7 +39,7 @@ from fedpriv.cli.options import (
     setting_facts,
     target_facts,
 )
-from fedpriv.core.errors import InputError, RunError, refuse
+from fedpriv.core.errors import InputError, RunError, refuse, sanitize_line
 from fedpriv.core.figures import format_lower, format_upper
 
 if TYPE_CHECKING:
@@ -347,16 +347,33 @@ def ledger(
     from fedpriv.cli.explore import print_plain
 
     entries = read_ledger(run_dir)
-    if not entries:
-        raise InputError(
-            f"{run_dir}: no finished cell whose claim could be compared yet; wait for one, or go on with --resume"
+    refuse(
+        {
+            f"{run_dir}: no finished cell whose claim could be compared yet; wait for one, or go on with "
+            "--resume": not entries
+        }
+    )
+    try:
+        data, body = (
+            [_entry_data(entry) for entry in entries],
+            [] if as_json else [line for entry in entries for line in _ledger_lines(entry)],
         )
+    except (LookupError, TypeError, AttributeError, ValueError, ArithmeticError) as error:
+        raise InputError(
+            f"{run_dir}: not a ledger of fedpriv ({type(error).__name__}: {sanitize_line(str(error))})"
+        ) from None
     if as_json:
-        typer.echo(json.dumps([_entry_data(e) for e in entries]))
+        typer.echo(json.dumps(data))
     else:
-        header = ("cell", "point", "seed", "trust", "released by", "mechanism", "rounds", "clip", "noise std")
-        body = [line for entry in entries for line in _ledger_lines(entry)]
-        print_table([(*header, "relation", "μ", "claimed", ""), *body])
+        print_table(
+            [
+                (
+                    *("cell", "point", "seed", "trust", "released by", "mechanism", "rounds", "clip"),
+                    *("noise std", "relation", "μ", "claimed", ""),
+                ),
+                *body,
+            ]
+        )
         if any(stream.party_name == EXTERNAL_PARTY for entry in entries for stream in entry.streams):
             print_plain(EXTERNAL_STEP_NOTE)
     if differing_cells := [entry.cell for entry in entries if not entry.agrees]:
@@ -396,7 +413,7 @@ def _ledger_lines(entry: "LedgerEntry") -> list[tuple[str, ...]]:
             str(entry.cell),
             point,
             str(entry.seed),
-            entry.trust,
+            str(entry.trust),
             f"{stream.party_name}{step}",
             type(stream.mechanism).__name__,
             str(stream.schedule.rounds),

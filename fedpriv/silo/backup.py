@@ -38,7 +38,7 @@ from fedpriv.silo.fingerprint import is_key_of, make_charge
 from fedpriv.silo.guards import policies_with_shards
 from fedpriv.silo.ledger import SiloLedger
 from fedpriv.silo.policy import Policy, read_policy
-from fedpriv.silo.rows import BACKUP_OFFSET, connect_database, read_header
+from fedpriv.silo.rows import BACKUP_OFFSET, LEDGER_VERSION, UNKEYED_VERSION, connect_database, read_header
 from fedpriv.silo.shard import load_or_create_key, read_key
 
 RESTORE_CHARGE_NAME = "restored from a backup"
@@ -63,8 +63,8 @@ def _copy_ledger(policy: Policy, copy: Path) -> Path:
     """Write a policy's ledger without keys, states and replies to the path `copy`, and return this path.
 
     Raises:
-        InputError: If the ledger cannot be used, is one of fedpriv 0.3.0, or is the file `copy`, or the copy
-            cannot be written.
+        InputError: If the ledger cannot be used, is one of fedpriv 0.3.0, or is the file `copy`, or if `copy` is
+            another ledger or cannot be written.
         LedgerError: If another process holds the ledger's lock.
     """
     with closing(SiloLedger(policy.ledger, policy.mark_path)) as ledger, ledger.lock():
@@ -74,7 +74,12 @@ def _copy_ledger(policy: Policy, copy: Path) -> Path:
             {
                 f"{copy}: is the ledger, which a backup would replace; give another folder": (
                     copy.exists() and copy.samefile(policy.ledger)
-                )
+                ),
+                # SQLite keeps the version in bytes 60 to 63 of its file.
+                f"{copy}: is a ledger and no backup, and is not replaced; give another folder": (
+                    copy.exists()
+                    and int.from_bytes(copy.read_bytes()[60:64], "big") in (UNKEYED_VERSION, LEDGER_VERSION)
+                ),
             }
         )
         write_bytes(copy, content, PRIVATE_MODE)

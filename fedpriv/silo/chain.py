@@ -156,10 +156,10 @@ class MarkContent(NamedTuple):
 
 
 class RollbackMark:
-    """Rollback mark of a ledger as a file."""
+    """Rollback mark of a ledger as a file, or as a link to a file, which stays a link."""
 
     def __init__(self, path: Path) -> None:
-        self.path = path
+        self.path = path.resolve()
 
     def read(self) -> MarkContent:
         """Read the mark from its file.

@@ -338,7 +338,7 @@ def wipe_journal(ledger: Path) -> bool:
     Returns:
         True if the journal is zeros now or does not exist, or False if SQLite still needs it.
     """
-    journal = ledger.with_name(ledger.name + "-journal")
+    journal = Path(f"{ledger.resolve()}-journal")  # SQLite keeps it beside the file, and not beside a link to it.
     if journal.exists():
         with journal.open("r+b") as file:
             if file.read(len(_HOT_JOURNAL_HEADER)) == _HOT_JOURNAL_HEADER:

@@ -31,7 +31,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedpriv.core.errors import InputError, sanitize_line
+from fedpriv.core.errors import InputError, refuse, sanitize_line
 from fedpriv.core.files import create_secret_file
 from fedpriv.data.encode import EncodedTable
 from fedpriv.data.layout import describe_inputs
@@ -146,15 +146,18 @@ class Shard:
         self._check_unit(unit)
         return len(self.labels) if unit.name == RECORD.name else self.person_count
 
-    def fingerprint(self, key: bytes) -> bytes:
+    def fingerprint(self, key: bytes, *, with_cells: bool = True) -> bytes:
         """Return the fingerprint, 64 bytes: `key_check(key)`, and an HMAC of the records in their order.
 
-        Test records have a fingerprint of their own (`test`).
+        Test records have a fingerprint of their own (`test`).  Without `with_cells` the raw cells of a table are
+        left out, as in ledgers of fedpriv 0.3.1: records with the same features, labels and persons then have the
+        same fingerprint.
 
         Guarantee: without the key the fingerprint reveals nothing about the records, if HMAC-SHA256 is a
         pseudorandom function.
         """
-        return key_check(key) + hmac.digest(key, b"fedpriv records" + self.content_digest, "sha256")
+        cells = b"" if self.cells is None or not with_cells else hashlib.sha256(self.cells.tobytes()).digest()
+        return key_check(key) + hmac.digest(key, b"fedpriv records" + self.content_digest + cells, "sha256")
 
     @cached_property
     def content_digest(self) -> bytes:
@@ -221,13 +224,14 @@ class Shard:
         """
         if unit.name == RECORD.name:
             return
-        if unit.name != USER.name:
-            raise InputError(f"unit = {unit.name!r}: a silo's guard answers for records, or for persons")
-        if self.persons is None:
-            raise InputError(
+        refuse(
+            {
+                f"unit = {unit.name!r}: a silo's guard answers for records, or for persons": unit.name
+                != USER.name,
                 "unit = 'user': this silo's records do not say whose they are; give `persons` in the .npz file, "
-                "or table.person"
-            )
+                "or table.person": self.persons is None,
+            }
+        )
         values = (
             self.person_count
             * unit.max_records

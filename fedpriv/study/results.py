@@ -386,7 +386,9 @@ def read_results(folder: Path) -> Results:
     except (FileNotFoundError, NotADirectoryError):
         raise InputError(f"{folder}: no results.json there; give a folder that `fedpriv run` wrote") from None
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise InputError(f"{path}: not a results file of fedpriv ({type(error).__name__}: {error})") from None
+        raise InputError(
+            f"{path}: not a results file of fedpriv ({type(error).__name__}: {sanitize_line(str(error))})"
+        ) from None
 
 
 def read_fits(folder: Path) -> dict[str, FittedNoise]:
@@ -474,8 +476,10 @@ def read_claims(folder: Path) -> Results:
         entries = list(map(make_entry, stored.cells))
         differs = tuple(checked.cell for checked in entries if not checked.agrees)
         return replace(stored, cells=[entry.recomputed_record for entry in entries], differs=differs)
-    except (KeyError, TypeError, ValueError, ArithmeticError) as error:
-        raise InputError(f"{folder}: not a ledger of fedpriv ({type(error).__name__}: {error})") from None
+    except (LookupError, TypeError, AttributeError, ValueError, ArithmeticError) as error:
+        raise InputError(
+            f"{folder}: not a ledger of fedpriv ({type(error).__name__}: {sanitize_line(str(error))})"
+        ) from None
 
 
 def check_claims(folder: Path, results: Results) -> None:

@@ -19,7 +19,7 @@ import pytest
 import fedpriv
 from fedpriv.addons.certificate.attest import _find_unanswered
 from fedpriv.claims.entries import make_entry
-from fedpriv.core.signed import sha256
+from fedpriv.core.signed import canonical_json, sha256
 from fedpriv.scenario.load import resolve_cell
 from fedpriv.silo.chain import RollbackMark
 from fedpriv.silo.guards import open_guards
@@ -426,6 +426,75 @@ def test_a_signature_of_another_run_fails_verification(
     code, printed = run.verify()
     assert code == 1
     assert "by another key than the one that you trust as silo-1" in printed
+
+
+@pytest.mark.parametrize(
+    ("values", "fault"),
+    [
+        ({"policy": {}}, "KeyError"),
+        ({"policy__allow__budget": "4"}, "policy.allow.budget"),
+        ({"policy__allow__noise_free": None}, "policy.allow.noise_free"),
+        ({"fedpriv": ["0.3.1"]}, "fedpriv"),
+        ({"table_public": "yes"}, "table_public"),
+        ({"training__before": None}, "TypeError"),
+        ({"training__spent__runs": "1"}, "training.spent.runs"),
+        ({"training__spent__runs": True}, "training.spent.runs"),
+        ({"training__left": {}}, "KeyError"),
+        ({"tests__runs_of_this_scenario": 1.0}, "tests.runs_of_this_scenario"),
+    ],
+    ids=lambda values: next(iter(values)),
+)
+def test_a_silos_statement_of_another_form_is_refused_before_it_replaces_a_certificate(
+    copied: dict[str, Deployment], values: dict[str, Any], fault: str
+) -> None:
+    """Gains: a silo destroyed a good certificate, and the coordinator's program ended with a traceback."""
+    run, path = copied["fixed"], copied["fixed"].folder / "silo-1.json"
+    before = run.certificate.read_bytes()
+    run.forge(part(1, **values), sign=True)
+    code, printed = run.verify()
+    assert (code, printed.count("\n")) == (1, 1), printed
+    assert fault in printed, printed
+    path.write_bytes(canonical_json(json.loads(run.certificate.read_text())["silos"][1]))
+    run.certificate.write_bytes(before)
+    line = run.assemble([0, 1])
+    assert line.count("\n") == 1, line
+    assert fault in line, line
+    assert run.certificate.read_bytes() == before
+
+
+@pytest.mark.parametrize("name", ["policy.toml", "shard.npz", "ledger/ledger.sqlite", "certificate.json"])
+def test_a_statement_replaces_no_file_that_is_none(
+    copied: dict[str, Deployment], tmp_path: Path, name: str
+) -> None:
+    """Gains: records, key, policy or ledger of a silo whose administrator gave the wrong --out."""
+    run = copied["fixed"]
+    silo = Path(shutil.copytree(run.policies[1].parent, tmp_path / "silo"))
+    path = run.certificate if name == "certificate.json" else silo / name
+    before = path.read_bytes()
+    done = command("silo", "sign", silo / "policy.toml", run.certificate, "--out", path, cwd=run.folder)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1), done
+    assert path.read_bytes() == before
+    for _ in range(2):  # a statement is replaced by another one
+        done = command("silo", "sign", silo / "policy.toml", run.certificate, "--out", "own.json", cwd=run.folder)
+        assert done.returncode == 0, done
+
+
+def test_pages_of_a_certificate_that_a_draft_replaces_are_removed(copied: dict[str, Deployment]) -> None:
+    """Gains: a page beside a draft that said, of the facts in the draft, that all silos had signed."""
+    run = copied["fixed"]
+    assert "2 of 2 silos signed" in (run.folder / "board.html").read_text()
+    assert run.draft("--say", "purpose=marketing") == ""
+    files = [path for path in run.folder.iterdir() if path.suffix in (".html", ".md", ".json", ".jsonl")]
+    stale = [path.name for path in files if "2 of 2 silos signed" in path.read_text()]
+    assert stale == []
+
+
+def test_a_party_of_several_lines_is_refused_in_one_line(copied: dict[str, Deployment]) -> None:
+    run, name = copied["fixed"], "silos 0-1\nrecomputed: \x1b[1mmu = 0.1"
+    run.forge(lambda tree: write(tree["body"]["record"]["releases"][0], {"owner": name}), sign=True)
+    code, printed = run.verify()
+    assert (code, printed.count("\n"), "\x1b" in printed) == (1, 1, False), printed
+    assert run.sign(1).count("\n") == 1
 
 
 def test_a_missed_round_listed_twice_counts_once() -> None:

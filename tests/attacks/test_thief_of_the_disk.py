@@ -256,6 +256,37 @@ def test_the_key_of_an_ended_run_is_erased_from_every_journal_block(
         assert key not in path.read_bytes(), path
 
 
+def test_the_journal_of_a_ledger_behind_a_symbolic_link_is_wiped(tmp_path: Path) -> None:
+    """Gains: the key of a run that is over, from the journal, which SQLite keeps beside the file, not the link."""
+    guard = guard_for(tmp_path / "silo", *random_records(), budget=100.0)
+    guard._ledger.close()
+    link, disk = tmp_path / "silo" / LEDGER, tmp_path / "disk"
+    disk.mkdir(mode=0o700)
+    link.rename(disk / LEDGER)
+    link.symlink_to(disk / LEDGER)
+    guard = guard_for(tmp_path / "silo", *random_records(), budget=100.0)
+    guard.answer("run", scenario(), 1, zeros())
+    key = find_run(guard).key
+    assert key is not None
+    guard._ledger.close()
+    end_run(tmp_path / "silo" / "silo-0.toml", "run")
+    assert [path for path in disk.iterdir() if key in path.read_bytes()] == []
+    assert not any((disk / (LEDGER + "-journal")).read_bytes())
+
+
+def test_a_mark_behind_a_symbolic_link_stays_on_its_disk(tmp_path: Path) -> None:
+    """Gains: a mark on the ledger's disk, where the link was, so that one restore takes both back unnoticed."""
+    link, disk = tmp_path / "silo" / (LEDGER + ".mark"), tmp_path / "disk"
+    for folder in (link.parent, disk):
+        folder.mkdir(mode=0o700)
+    link.symlink_to(disk / "ledger.mark")
+    guard = guard_for(tmp_path / "silo", *random_records(), budget=100.0)
+    begun = (disk / "ledger.mark").read_bytes()
+    guard.answer("run", scenario(), 1, zeros())
+    assert link.is_symlink()
+    assert (disk / "ledger.mark").read_bytes() != begun
+
+
 def test_an_interrupted_commit_is_rolled_back_from_the_journal(tmp_path: Path) -> None:
     """Gains: a ledger of half a commit, were the journal wiped before SQLite has used it."""
     guard = guard_for(tmp_path, *random_records())

@@ -433,6 +433,35 @@ def test_cells_that_results_json_does_not_have_yet_are_checked(tmp_path: Path) -
         read_ledger(results.parent)
 
 
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"trust": ["a"]},
+        {"point": "x"},
+        {"evaluation": "x"},
+        {"evaluation": {"releases": 1}},
+        {"evaluation": {"releases": [{}]}},
+        {"evaluation": {"releases": [], "mu": {"x": 1}}},
+        {"releases": [{"line\n\x1b[1m": 1}]},
+        {"scenario": {"line\n\x1b[1m": 1}},
+    ],
+    ids=str,
+)
+def test_a_record_of_another_form_is_refused_by_the_ledger_in_one_line(
+    tmp_path: Path, values: dict[str, Any]
+) -> None:
+    edit_cell(results := write_run(tmp_path), lambda cell: cell.update(values))
+    for command in (
+        ["privacy", "ledger", str(results.parent)],
+        ["privacy", "ledger", str(results.parent), "--json"],
+        ["show", str(results.parent)],
+    ):
+        ended = CliRunner().invoke(app, command).exception
+        assert ended is None or isinstance(ended, SystemExit | InputError | RunError), (command, ended)
+        assert "\n" not in str(ended), (command, ended)
+        assert "\x1b" not in str(ended), (command, ended)
+
+
 def test_stream_of_two_equal_silos_counts_twice_for_a_person_in_both() -> None:
     """A person in both of "silos 0-1", each at mu = 1: √2; one stream fewer counted would be 1."""
     both = dataclasses.replace(STREAM, party_name="silos 0-1", unit=make_unit("user", 1, max_silos=2))

@@ -72,6 +72,19 @@ def test_a_backup_into_the_folder_of_the_ledger_is_refused_and_leaves_the_ledger
     assert policy.with_name(LEDGER).read_bytes() == before
 
 
+def test_a_backup_into_the_folder_of_another_silos_ledger_is_refused_and_leaves_that_ledger(
+    policy: Path, tmp_path: Path
+) -> None:
+    """Gains: the memory of what the other silo released."""
+    other = Path(shutil.copytree(policy.parent, tmp_path / "other"))
+    before = (other / LEDGER).read_bytes()
+    with pytest.raises(InputError, match="is a ledger and no backup, and is not replaced; give another folder"):
+        back_up_ledgers(policy, other)
+    assert (other / LEDGER).read_bytes() == before
+    for _ in range(2):  # a backup is replaced by another one
+        back_up_ledgers(policy, tmp_path / "kept")
+
+
 def checkpoint(guard: Guard, run: str, t: int) -> bytes:
     return guard.checkpoint(run, scenario(), t)
 

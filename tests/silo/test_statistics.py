@@ -21,9 +21,11 @@ from fedpriv.plan.plan import ROUNDING_ALLOWANCE, make_plan
 from fedpriv.plan.task import make_schema_task
 from fedpriv.scenario.load import resolve_cell
 from fedpriv.silo.daemon import PendingRequest, Reply, RequestQueue
+from fedpriv.silo.fingerprint import create_ledger
 from fedpriv.silo.guard import Guard
 from fedpriv.silo.guards import Guards
 from fedpriv.silo.policy import read_policy
+from fedpriv.silo.shard import Shard, load_or_create_key
 from fedpriv.silo.silo import Silo
 from tests.data.tables import SCHEMA, rows, write_csv
 from tests.noise.integers.hostile_floats import truncated
@@ -115,6 +117,41 @@ def test_repeated_statistics_get_the_stored_reply_and_are_charged_once(tmp_path:
     assert charged(guard) == [pytest.approx(0.5, rel=1e-9)]
     ask(guard, scenario(plan(tmp_path, tables=TABLES[:1])), "one")
     assert len(charged(guard)) == 2
+
+
+@pytest.mark.parametrize(("column", "value"), [("age", "130"), ("pain", "")])
+def test_guarantee_a_ledger_refuses_a_table_whose_cells_differ_where_its_features_do_not(
+    tmp_path: Path, column: str, value: str
+) -> None:
+    """Gains: one table's charges stand for another's, and after a restore of both files two messages one mask.
+
+    A filled value and an age beyond the range have the features of another cell, and counts tell them apart.
+    """
+    records, path = own_rows(), tmp_path / "policy.toml"
+    first = next(record for record in records if record["part"] == "train")
+    first |= {"age": "100", "pain": "much"}
+    guard_at(tmp_path, records)
+    before = read_policy(path).load_shard()
+    first[column] = value
+    with pytest.raises(InputError, match="these are not the records, in the order, that"):
+        guard_at(tmp_path, records)
+    after = read_policy(path).load_shard()
+    assert before.content_digest == after.content_digest
+    assert before.cells is not None
+    assert after.cells is not None
+    assert np.not_equal(before.cells, after.cells).sum() == 1
+
+
+def test_a_ledger_of_a_table_whose_fingerprint_has_no_cells_goes_on(tmp_path: Path) -> None:
+    """Ledgers of fedpriv 0.3.1 know features, labels and persons."""
+    (tmp_path / "silo").mkdir()
+    shard = write_csv(tmp_path / "silo" / "own.csv", own_rows())
+    policy = read_policy(write_table_policy(tmp_path / "silo", shard, ALLOW, FILLED))
+    key, records = load_or_create_key(policy.shard_key), policy.load_shard()
+    create_ledger(policy.ledger, policy.mark_path, Shard(records.images, records.labels).fingerprint(key))
+    guard, text = guard_of(policy_path := tmp_path / "silo" / "policy.toml"), scenario(plan(tmp_path))
+    first = ask(guard, text)
+    assert torch.equal(ask(guard_of(policy_path), text), first)
 
 
 def test_records_without_a_table_have_no_cells(tmp_path: Path) -> None:

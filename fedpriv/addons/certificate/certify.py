@@ -76,6 +76,21 @@ _RECORD_FIELDS = (
 _ALL_FIELDS = {*_RECORD_FIELDS, "scenario_sha256"}
 """Keys of a certificate's record, without those of scores."""
 _MAX_ROUNDS, _MAX_SIGNING_SILOS, _MAX_SIMULATED_SILOS = 10**7, 10**6, 10**7
+_FACTS_FORM = {
+    "before": {"runs": (int,)},
+    "charged": {"mu": (float, type(None)), "slack": (float,)},
+    "spent": {"runs": (int,), "mu": (float, type(None)), "slack": (float, type(None))},
+    "left": {"mu": (float,)},
+    "runs_of_this_scenario": (int,),
+}
+"""Types of a ledger's facts in a statement."""
+_STATEMENT_FORM = {
+    "fedpriv": (str,),
+    "policy": {"sha256": (str,), "allow": {"budget": (float,), "slack": (float,), "noise_free": (bool,)}},
+    "table_public": (bool, type(None)),
+    "training": _FACTS_FORM,
+}
+"""Types of the facts in a silo's statement that the views show, without its further parts."""
 
 
 @dataclass(frozen=True)
@@ -353,10 +368,14 @@ def verify_certificate(
         )
         entry = recompute_record(tree["body"])
         result = VerifiedCertificate(tree["body"], tree["silos"], entry.claim, _check_silos(tree, signers, entry))
-        if tree["about"] != result.about_line:
-            raise InputError(f"about is {sanitize_line(repr(tree['about']), 60)}, and it is: {result.about_line}")
-        if require_all_silos and result.unsigned_silos:
-            raise InputError(result.about_line)
+        refuse(
+            {
+                f"about is {sanitize_line(repr(tree['about']), 60)}, and it is: {result.about_line}": (
+                    tree["about"] != result.about_line
+                ),
+                result.about_line: require_all_silos and bool(result.unsigned_silos),
+            }
+        )
         if model is not None and sha256(weights := read_file_bytes(model)) != tree["body"]["model"]["sha256"]:
             raise InputError(f"{model} ({len(weights)} bytes) is not the model that was certified")
     except InputError as error:
@@ -478,8 +497,12 @@ def _check_sizes(record: Mapping[str, Any]) -> None:
         for part in ("participation", "mechanism")
         for field in release[part].values()
     ]
-    values = [value for field in fields for value in (field if isinstance(field, list) else [field])]
-    counts = [value for value in values if isinstance(value, int)]
+    counts = [
+        value
+        for field in fields
+        for value in (field if isinstance(field, list) else [field])
+        if isinstance(value, int)
+    ]
     clips = [count for release in releases for _, count in release["clips"]]
     max_silos = _MAX_SIGNING_SILOS if record["engine"] == "deployment" else _MAX_SIMULATED_SILOS
     if sum(abs(int(count)) for count in (*counts, *clips)) > _MAX_ROUNDS or abs(int(record["silos"])) > max_silos:
@@ -527,8 +550,7 @@ def _check_silos(tree: Mapping[str, Any], signers: Mapping[str, Ed25519PublicKey
             fault.
     """
     record, body_digest = tree["body"]["record"], sha256(canonical_json(tree["body"]))
-    if not isinstance(tree["silos"], list):
-        raise InputError("silos: expected a list")
+    refuse({"silos: expected a list": not isinstance(tree["silos"], list)})
     if record["engine"] != "deployment":
         if tree["silos"]:
             raise InputError(f"silo {tree['silos'][0]['silo']!r:.20} signed, and has no part in a simulation")
@@ -549,10 +571,33 @@ def _check_silos(tree: Mapping[str, Any], signers: Mapping[str, Ed25519PublicKey
             }
         )
         check_signature(statement["signed"], STATEMENT_NAMES[tree["format"]], facts, signers[name], name)
-        if statement["body"] != body_digest:
-            raise InputError(f"{name} signed another certificate than this")
+        more_parts = {part: _FACTS_FORM for part in ("first_step", "tests") if part in statement}
+        refuse(
+            {
+                f"{name} signed another certificate than this": statement["body"] != body_digest,
+                **dict.fromkeys(_list_form_faults(name, statement, _STATEMENT_FORM | more_parts), True),
+            }
+        )
         statements[silo_id] = statement
     return not statements or _check_plan(record, entry, statements)
+
+
+def _list_form_faults(name: str, value: Any, form: Any) -> list[str]:
+    """List the facts whose types are not those of a form.
+
+    Args:
+        name: Dotted name of the value, for the texts.
+        value: Value in the certificate.
+        form: Tuple of types, or a dictionary with the form of each key that the value needs.
+
+    Raises:
+        KeyError or TypeError: If a key is missing, or the value is no dictionary.
+    """
+    return (
+        [fault for key in form for fault in _list_form_faults(f"{name}.{key}", value[key], form[key])]
+        if isinstance(form, dict)
+        else [f"{name} is {sanitize_line(repr(value), 60)}, which is no such fact"] * (type(value) not in form)
+    )
 
 
 def _check_plan(

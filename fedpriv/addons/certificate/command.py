@@ -35,7 +35,7 @@ from fedpriv.addons.certificate.certify import (
 )
 from fedpriv.claims.claim import PROTECTION_LEVELS, has_external_first_step
 from fedpriv.cli.options import print_text
-from fedpriv.core.errors import FedprivError, InputError, sanitize_line
+from fedpriv.core.errors import FedprivError, InputError, refuse, sanitize_line
 from fedpriv.core.figures import (
     best_guess,
     format_count,
@@ -612,8 +612,8 @@ def _escape_markdown(text: str) -> str:
     return "".join(f"\\{letter}" if letter in "\\`*_[]<>#|!" else letter for letter in " ".join(text.split()))
 
 
-CERTIFICATE_FILE, PAGE_FILE, CARD_FILE = "certificate.json", "certificate.html", "model-card.md"
-BOARD_FILE, ENVELOPES_FILE = "board.html", "certificate.dsse.jsonl"
+CERTIFICATE_FILE, ENVELOPES_FILE = "certificate.json", "certificate.dsse.jsonl"
+BOARD_FILE, PAGE_FILE, CARD_FILE = "board.html", "certificate.html", "model-card.md"
 
 
 def verify(path: Path, keys: Path | None, model: Path | None) -> None:
@@ -677,22 +677,24 @@ def certify(
         require_all_silos=False,
         content=content,
     )
+    views = {BOARD_FILE: format_board_page, PAGE_FILE: format_page, CARD_FILE: format_model_card}
+    for name in views:  # Those of an earlier certificate do not stand beside another one.
+        (folder / name).unlink(missing_ok=True)
     write_bytes(path, content)
     write_text(folder / ENVELOPES_FILE, format_envelopes(read_certificate(path)))
     lines = [f"{COORDINATOR} {format_public_key(coordinator_key.public_key())}", *certificate.lines]
     if certificate.is_simulation or silo_statements:
-        write_text(folder / BOARD_FILE, format_board_page(certificate))
-        write_text(folder / PAGE_FILE, format_page(certificate))
-        write_text(folder / CARD_FILE, format_model_card(certificate))
-        outputs = f"{path}, {BOARD_FILE}, {PAGE_FILE}, {CARD_FILE} and {export_run(folder, 'ro-crate').name}"
+        for name, format_view in views.items():
+            write_text(folder / name, format_view(certificate))
+        lines.append(f"written: {', '.join([str(path), *views])} and {export_run(folder, 'ro-crate').name}")
     else:
-        lines.append(
-            f"a draft: let each silo call `fedpriv silo sign POLICY {path}`, and give what it writes by --signed"
-        )
-        outputs = str(path)
+        lines += [
+            f"a draft: let each silo call `fedpriv silo sign POLICY {path}`, and give what it writes by --signed",
+            f"written: {path}",
+        ]
     if is_new_key:
         sys.stderr.write(f"fedpriv: made the key {key}, mode 0600; readers need its public key, the first line\n")
-    print_text("\n".join([*lines, f"written: {outputs}"]) + "\n")
+    print_text("\n".join([*lines, ""]))
 
 
 def sign(policy: Path, path: Path, out: Path | None) -> None:
@@ -730,6 +732,8 @@ def sign(policy: Path, path: Path, out: Path | None) -> None:
     except Exception as error:  # a coordinator can send a document of any shape
         raise InputError(f"{path}: is not a whole certificate ({type(error).__name__})") from None
     target = out or path.with_name(f"silo-{facts['silo']}.json")
+    if target.exists() and "signed" not in read_canonical_json(read_file_bytes(target), target):
+        raise InputError(f"{target}: is no statement that a silo signed, and is not replaced; give another --out")
     write_bytes(target, canonical_json(facts))
     sys.stdout.write(f"silo-{facts['silo']} {facts['signed']['key']}\nwritten: {target}\n")
 
@@ -753,9 +757,12 @@ def _read_people(path: Path | None, answers: Sequence[str]) -> dict[str, str]:
         if not equals:
             raise InputError(f"--say {answer}: expected KEY=TEXT, with one of {', '.join(RESPONSIBLE_PEOPLE)}")
         people[name.strip()] = text.strip()
-    for name, text in people.items():
-        if not isinstance(text, str) or not text.strip():
-            raise InputError(f"{name}: expected a text")
+    refuse(
+        {
+            f"{name}: expected a text": not isinstance(text, str) or not text.strip()
+            for name, text in people.items()
+        }
+    )
     return {name: sanitize_line(text, 2000) for name, text in people.items()}
 
 
