@@ -142,7 +142,7 @@ def test_two_epoch_removal_delta_agrees_with_monte_carlo() -> None:
 
 
 @pytest.mark.slow
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(z=st.floats(0.3, 5.0), bins=st.integers(1, 300), epsilon=st.floats(0.0, 10.0))
 @example(z=0.3125, bins=90, epsilon=3.0)
 @example(z=0.6, bins=300, epsilon=3.0)
@@ -158,7 +158,7 @@ def test_secret_allocation_never_raises_delta_and_small_zero_out_deltas_are_belo
 
 
 @pytest.mark.slow
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 @given(z=st.floats(0.5, 3.0), bins=st.integers(2, 100), epsilon=st.floats(0.0, 5.0))
 def test_delta_does_not_rise_with_more_noise_more_rounds_or_larger_epsilon(
     z: float, bins: int, epsilon: float
@@ -269,7 +269,7 @@ def test_grid_masses_match_high_precision_values_from_mpmath(z: float, spacing: 
         assert abs(masses[0] - at_zero) < 1e-9 * at_zero + 1e-14
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(z=multipliers, spacing=st.floats(0.02, 0.5))
 def test_likelihood_ratio_grid_never_exceeds_mean_one_and_dominates_in_convex_order(
     z: float, spacing: float
@@ -286,7 +286,7 @@ def test_likelihood_ratio_grid_never_exceeds_mean_one_and_dominates_in_convex_or
         assert float(np.maximum(points - strike, 0.0) @ masses) + beyond >= true - 1e-9
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(z=multipliers, bins=st.integers(1, 100), epsilon=st.floats(0.0, 6.0))
 def test_delta_on_a_finer_grid_is_never_above_that_on_one_twice_as_coarse(
     z: float, bins: int, epsilon: float

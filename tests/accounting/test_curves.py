@@ -31,7 +31,7 @@ def gaussian_losses(mu: float, points: int = 4001) -> PrivacyLossDistribution:
     return PrivacyLossDistribution(mu * edges[1:] + 0.5 * mu * mu, masses, float(ndtr(-edges[-1])))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(mu=st.floats(1e-4, 60.0), epsilon=st.floats(0.0, 600.0))
 def test_gaussian_curves_hold_the_exact_delta_between_them(mu: float, epsilon: float) -> None:
     exact, at = gdp.delta_of(mu, epsilon), np.array([epsilon])
@@ -57,7 +57,7 @@ def test_lowest_and_highest_curves_are_the_pointwise_minimum_and_maximum() -> No
     assert np.array_equal(curves.highest_curve([low, high])(at), high(at))
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(first=st.floats(0.05, 3.0), second=st.floats(0.05, 3.0), epsilon=st.floats(0.0, 20.0))
 def test_triangle_curve_of_two_gaussian_shifts_is_above_the_exact_delta_of_their_sum(
     first: float, second: float, epsilon: float
@@ -104,7 +104,7 @@ def test_square_root_rule_for_groups_fails_under_allocation_while_the_triangle_b
     )
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(mu=st.floats(0.05, 2.0), size=st.integers(1, 8), epsilon=st.floats(0.0, 20.0))
 def test_group_privacy_curve_is_above_the_exact_gaussian_group_delta(mu: float, size: int, epsilon: float) -> None:
     bound = curves.delta_at(curves.group_privacy_curve(curves.gaussian_curve(mu), size), epsilon)
@@ -136,7 +136,7 @@ def test_rounding_losses_to_a_grid_raises_delta_and_a_fine_grid_only_slightly(
             assert computed <= exact * (1.0 + 0.05 * math.sqrt(times)) + 1e-9
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     masses=st.lists(st.floats(0.001, 1.0), min_size=2, max_size=12),
     losses=st.lists(st.floats(-6.0, 6.0), min_size=12, max_size=12, unique=True),

@@ -63,7 +63,7 @@ def test_mu_is_never_above_the_true_value_and_close_to_it(epsilon: float, delta:
     assert true_delta(mu * (1.0 + 1e-8), epsilon) > delta
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(mu=log_uniform_mu, delta=log_uniform_delta)
 def test_mu_epsilon_and_delta_conversions_are_inverse_and_never_optimistic(mu: float, delta: float) -> None:
     epsilon = gdp.epsilon_of(mu, delta)

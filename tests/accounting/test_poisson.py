@@ -197,7 +197,7 @@ def test_replace_one_dominates_increments_of_any_direction_and_length() -> None:
 
 
 @pytest.mark.slow
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=6)
 @given(z=st.floats(0.6, 4.0), rate=st.floats(0.005, 1.0), rounds=st.integers(1, 200), epsilon=st.floats(0.0, 6.0))
 def test_sampling_never_raises_delta_and_zero_out_delta_never_exceeds_replace_one(
     z: float, rate: float, rounds: int, epsilon: float

@@ -49,7 +49,7 @@ def theorem_2(mu: float, eta: float, gamma: float, delta: float) -> float:
 
 
 @given(mu=st.floats(0.1, 4.0), eta=st.just(0.0) | st.floats(1e-6, 1.0), mean=st.floats(2.0, 20.0))
-@settings(max_examples=10, deadline=None, derandomize=True)
+@settings(max_examples=10, derandomize=True)
 @example(mu=0.1, eta=0.0, mean=20.0)
 @example(mu=4.0, eta=0.5, mean=2.0)
 @example(mu=1.0, eta=1.0, mean=2.0)
@@ -186,7 +186,7 @@ def test_exact_deltas_of_300_random_selections_are_within_the_claim() -> None:
     assert checked == 300
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     st.floats(0.05, 4.0), st.floats(1.0, 1000.0), st.sampled_from([0.0, 0.1, 0.5, 1.0, 2.0]),
     st.floats(0.0, 2.0), st.floats(1e-9, 1e-2),

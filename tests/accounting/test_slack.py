@@ -108,7 +108,7 @@ def test_composed_charges_match_golden_epsilons() -> None:
     assert AllocatedGaussian(0.9205, 60, 10).epsilon_of(DELTA) == pytest.approx(2.724, abs=2e-3)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(mu=st.floats(1e-6, 10.0), slack=st.floats(0.0, 1e-2), epsilon=st.floats(0.0, 20.0))
 def test_epsilon_at_the_delta_of_a_charge_never_has_a_larger_delta(
     mu: float, slack: float, epsilon: float
@@ -129,7 +129,7 @@ def test_a_large_slack_is_a_share_of_what_is_revealed() -> None:
     assert ApproximateGDP(50.0, 0.3).delta_of(0.0) == 1.0
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(several=st.lists(charges, max_size=8))
 def test_composed_charges_are_rounded_up(several: list[ApproximateGDP]) -> None:
     together = compose_charges(several)
@@ -191,7 +191,7 @@ def test_sampled_run_at_distance_two_has_no_price_and_fits_no_budget() -> None:
     assert LifetimeBudget(10.0, 1e-6).remaining([old]) is None
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(several=st.lists(charges, max_size=6), mu=st.floats(0.1, 5.0), slack=st.floats(0.0, 1e-2))
 def test_remaining_budget_is_admitted_and_any_more_is_refused(
     several: list[ApproximateGDP], mu: float, slack: float

@@ -75,7 +75,7 @@ def test_single_round_replace_one_delta_is_the_gaussian_with_twice_the_clip_norm
             assert true <= one(z, 1, epsilon) <= true * 1.01 + 1e-10
 
 
-@settings(max_examples=5, deadline=None)
+@settings(max_examples=5)
 @given(z=st.floats(0.3, 5.0), bins=st.integers(1, 80), epsilon=st.floats(0.0, 8.0), tail=st.floats(1e-14, 1e-3))
 def test_replace_one_delta_on_every_grid_is_an_upper_bound(
     z: float, bins: int, epsilon: float, tail: float
@@ -86,7 +86,7 @@ def test_replace_one_delta_on_every_grid_is_an_upper_bound(
         assert SymmetricPairEpoch(z, bins, size).delta(epsilon, tail) >= fine * (1 - 2e-3) - 1e-10
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(
     st.floats(0.3, 3.0), st.floats(0.01, 50.0), st.floats(-20.0, 20.0),
     st.tuples(st.floats(0.0, 1.0), st.floats(0.0, 1.0)), st.floats(0.0, math.pi),
@@ -125,7 +125,7 @@ def test_increments_that_depend_on_earlier_releases_gain_nothing(epsilon: float)
 
 
 @pytest.mark.slow
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(z=st.floats(0.2, 20.0), bins=st.integers(1, 300), epochs=st.integers(1, 3), delta=st.floats(1e-8, 1e-3))
 def test_replace_one_epsilon_is_never_above_the_triangle_bound_nor_below_zero_out(
     z: float, bins: int, epochs: int, delta: float
@@ -168,7 +168,7 @@ def test_two_epoch_replace_one_delta_agrees_with_monte_carlo() -> None:
         assert mean - 4.5 * error < bound < (mean + 4.5 * error) * 1.01
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(points=st.lists(st.tuples(st.floats(0.01, 3.0), st.floats(0.0, 0.9)), min_size=2, max_size=12))
 def test_the_lower_hull_lies_below_the_points_and_bends_upwards(points: list[tuple[float, float]]) -> None:
     epsilons = np.concatenate([[0.0], np.cumsum([gap for gap, _ in points])])

@@ -70,7 +70,7 @@ def test_a_zcdp_target_whose_root_is_a_float_loses_nothing() -> None:
     assert [rdp.mu_of_zcdp(rho) for rho in (0.0, 0.125, 2.0)] == [0.0, 0.5, 2.0]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(mu=log_uniform_mu, delta=log_uniform_delta)
 def test_exact_epsilon_is_at_most_renyi_and_renyi_at_most_the_papers_formula(mu: float, delta: float) -> None:
     exact, renyi, paper = gdp.epsilon_of(mu, delta), rdp.epsilon_of(mu, delta), rdp.paper_epsilon(mu, delta)

@@ -190,7 +190,7 @@ def test_refusals_of_random_queries_do_not_depend_on_the_records_and_sums_stay_c
     upcoming = [next(rounds)]
 
     @given(words=st.lists(bits(kind), min_size=1, max_size=4), sparse=st.booleans())
-    @settings(max_examples=100, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+    @settings(max_examples=100, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
     def asked(words: list[int], sparse: bool) -> None:
         few = from_bits(kind)(words)
         query = few.repeat(7850 // len(few) + 1)[:7850]

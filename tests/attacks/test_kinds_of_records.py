@@ -105,7 +105,7 @@ def seen(kind: Kind, dtype: str, strange: bool = False) -> tuple[Objective, Reco
     strange=st.booleans(),
     seed=st.integers(0, 10**6),
 )
-@settings(max_examples=6, deadline=None, derandomize=True)
+@settings(max_examples=6, derandomize=True)
 def test_no_increment_of_any_kind_of_record_exceeds_its_clip(
     name: str, dtype: str, pattern: str, coefficients: tuple[float, ...], clip: float, strange: bool, seed: int
 ) -> None:
@@ -125,7 +125,7 @@ def test_no_increment_of_any_kind_of_record_exceeds_its_clip(
 
 @pytest.mark.parametrize("name", KINDS)
 @given(pattern=st.sampled_from(POINTS), clip=st.sampled_from([1e-3, 1.0, 1e6]), seed=st.integers(0, 10**6))
-@settings(max_examples=4, deadline=None, derandomize=True)
+@settings(max_examples=4, derandomize=True)
 def test_replacing_one_record_of_any_kind_moves_integer_sums_by_at_most_the_clip(
     name: str, pattern: str, clip: float, seed: int
 ) -> None:
@@ -207,7 +207,7 @@ def test_a_custom_loss_that_the_policy_does_not_list_is_refused_and_not_executed
 
 
 @given(pattern=st.sampled_from(POINTS), seed=st.integers(0, 10**6))
-@settings(max_examples=20, deadline=None, derandomize=True)
+@settings(max_examples=20, derandomize=True)
 @pytest.mark.parametrize("name", ["tags", "flags"])
 def test_evaluation_scores_of_one_test_record_are_bounded_for_any_model(
     name: str, pattern: str, seed: int

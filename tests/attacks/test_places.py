@@ -244,7 +244,7 @@ def edits(draw: st.DrawFn) -> tuple[Rows, Rows, str, str, bool, str]:
 
 
 @pytest.mark.slow
-@settings(max_examples=20, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=20, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(edits())
 def test_an_edit_of_one_row_or_person_changes_one_unit_and_no_public_message(
     drawn: tuple[Rows, Rows, str, str, bool, str],

@@ -99,7 +99,7 @@ def case(name: str, part: str, persons: int = 0) -> tuple[Rows, Rows, str, str, 
 @example(drawn=case("split", "column"))
 @example(drawn=case("drop", "place"))
 @example(drawn=case("persons", "person", 20))
-@settings(max_examples=12, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=12, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(drawn=edits())
 def test_an_edit_of_one_row_or_person_changes_one_unit_of_one_silo(
     partition: str, drawn: tuple[Rows, Rows, str, str, bool, str]

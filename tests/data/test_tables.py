@@ -68,7 +68,7 @@ cells = st.fixed_dictionaries(
 
 
 @pytest.mark.slow
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(cells, min_size=2, max_size=5), cells, st.integers(0, 4))
 def test_features_and_split_of_a_record_do_not_depend_on_other_records(
     records: list[dict[str, str]], other: dict[str, str], place: int
@@ -458,7 +458,7 @@ SPELLED = st.one_of(
 
 
 @pytest.mark.slow
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.lists(SPELLED, min_size=1, max_size=8))
 def test_guarantee_a_number_does_not_depend_on_how_other_cells_are_spelled(texts: list[str]) -> None:
     """One odd cell sends a column another way; each is read to the bits that Python's float gives it by itself."""
@@ -481,7 +481,7 @@ def test_column_values_are_listed_only_up_to_a_limit_of_distinct_values() -> Non
     assert cells.count_values(2) == (3, ())
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.lists(st.text(WRITTEN, max_size=6), min_size=2, max_size=2), min_size=1, max_size=4))
 def test_cells_and_line_numbers_of_a_csv_file_match_a_strict_python_reader(
     tmp_path: Path, rows_of: list[list[str]]

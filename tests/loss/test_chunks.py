@@ -194,7 +194,7 @@ def test_a_device_is_given_larger_pieces_than_a_processor() -> None:
     stride=st.tuples(*[st.integers(1, 4)] * 2),
     strided=st.booleans(),
 )
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_patches_by_a_view_are_those_of_torch(
     shape: Any, kernel: Any, dilation: Any, padding: Any, stride: Any, strided: bool
 ) -> None:

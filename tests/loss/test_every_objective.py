@@ -90,7 +90,7 @@ def draw_records(kind: Kind, generator: np.random.Generator, *shape: int) -> Rec
     clip=st.floats(0.01, 20.0),
     seed=st.integers(0, 10**6),
 )
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_increment_equals_autograd(name: str, count: int, width: int, points: int, clip: float, seed: int) -> None:
     kind, generator = KINDS[name], np.random.default_rng(seed)
     objective = kind.of(width)

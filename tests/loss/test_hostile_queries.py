@@ -204,7 +204,7 @@ def only(objective: Any, place: int) -> Any:
     kinds=st.lists(st.sampled_from(RECORDS), min_size=BATCH, max_size=BATCH),
     seed=st.integers(0, 10**6),
 )
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(max_examples=40, derandomize=True)
 def test_no_contribution_is_beyond_its_clip(
     name: str,
     dtype: torch.dtype,
@@ -279,7 +279,7 @@ def test_points_whose_weights_cancel_keep_the_biases_norm() -> None:
     scale=st.floats(-3.0, 9.0).map(lambda exponent: 10.0**exponent),
     seed=st.integers(0, 10**6),
 )
-@settings(max_examples=300, deadline=None, derandomize=True)
+@settings(max_examples=300, derandomize=True)
 def test_terms_that_cancel_stay_below_the_clip_with_their_rounding(
     dtype: torch.dtype, apart: float, scale: float, seed: int
 ) -> None:

@@ -76,7 +76,7 @@ def both_routes(name: str, loss: Loss | None = None) -> tuple[LayeredObjective, 
 
 @pytest.mark.parametrize("name", MODULES)
 @given(batch=st.integers(1, 5), points=st.integers(1, 3), clip=st.floats(0.01, 20.0), seed=st.integers(0, 10**6))
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 def test_increments_equal_autograd(name: str, batch: int, points: int, clip: float, seed: int) -> None:
     fast, general = both_routes(name)
     at, records = sample(MODULES[name][1], batch, fast.dimension, points, seed)

@@ -113,7 +113,7 @@ def test_slopes_do_not_follow_from_a_processors_order() -> None:
 
 
 @given(st.lists(st.floats(width=64), min_size=20, max_size=20), st.integers(0, 9))
-@settings(max_examples=80, deadline=None, derandomize=True)
+@settings(max_examples=80, derandomize=True)
 def test_any_point_gives_finite_slopes(point: list[float], seed: int) -> None:
     """Guarantee: whatever bits the points have."""
     x = np.random.default_rng(seed).integers(-100, 101, (6, 10)).astype(float)
@@ -249,7 +249,7 @@ ANY = st.one_of(
 
 
 @pytest.mark.slow
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     slopes=st.lists(ANY, min_size=6, max_size=6),
     seen=st.lists(st.one_of(ANY.map(abs), st.floats(0.0, 10.0)), min_size=3, max_size=3),
@@ -310,7 +310,7 @@ def test_it_does_not_look_where_each_replicate_has_a_clip_of_its_own_or_records_
 
 
 @pytest.mark.slow
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(values=st.lists(ANY, min_size=1, max_size=6), wide=st.booleans(), long=st.booleans())
 def test_the_length_of_all_is_at_least_the_norm_of_each(values: list[float], wide: bool, long: bool) -> None:
     """Also beyond 1,024 values, from where on squares are added in float64; NaN and infinity say nothing."""
@@ -324,7 +324,7 @@ def test_the_length_of_all_is_at_least_the_norm_of_each(values: list[float], wid
         assert length == norms.item() or math.isnan(length)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(seed=st.integers(0, 2**31), together=st.integers(1, 3), wide=st.booleans())
 def test_a_block_knows_the_longest_of_each_round(seed: int, together: int, wide: bool) -> None:
     """As records that are no part of a block are looked at: the same number for the same records."""

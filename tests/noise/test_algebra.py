@@ -55,7 +55,6 @@ def check(mechanism: Mechanism, c: Matrix, decay: float, period: int | None = No
 
 
 @given(rounds=lengths, decay=decays, period=periods)
-@settings(deadline=None)
 def test_independent_noise_factors_the_workload_as_identity_times_itself(
     rounds: int, decay: float, period: int | None
 ) -> None:
@@ -63,13 +62,11 @@ def test_independent_noise_factors_the_workload_as_identity_times_itself(
 
 
 @given(rounds=lengths, decay=decays, period=periods)
-@settings(deadline=None)
 def test_the_tree_factors_the_workload(rounds: int, decay: float, period: int | None) -> None:
     check(BinaryTree(decay, period), tree_matrix(rounds, decay, period), decay, period)
 
 
 @given(rounds=lengths, decay=decays, period=periods, first=st.floats(0.1, 10.0))
-@settings(deadline=None)
 def test_noise_on_the_leaves_factors_the_workload(
     rounds: int, decay: float, period: int | None, first: float
 ) -> None:
@@ -79,7 +76,6 @@ def test_noise_on_the_leaves_factors_the_workload(
 
 @given(rounds=lengths, decay=decays, bands=st.integers(1, 45))
 @example(rounds=6, decay=1.0, bands=5)
-@settings(deadline=None)
 def test_the_banded_square_root_factors_the_workload(rounds: int, decay: float, bands: int) -> None:
     check(BandedSquareRoot(decay, bands), banded_matrix(rounds, decay, bands), decay)
 
@@ -150,7 +146,6 @@ def inverse_strategy(rounds: int, decay: float, bands: int) -> Matrix:
 
 
 @given(rounds=st.integers(1, 30), decay=decays, bands=st.integers(1, 34))
-@settings(deadline=None)
 def test_the_banded_inverse_square_root_factors_the_workload(rounds: int, decay: float, bands: int) -> None:
     mechanism, c_inverse = BandedInverseSquareRoot(decay, bands), inverse_strategy(rounds, decay, bands)
     b = streamed_matrix(mechanism, rounds)
@@ -164,7 +159,7 @@ def test_the_banded_inverse_square_root_factors_the_workload(rounds: int, decay:
 
 
 @given(data=st.data(), rounds=st.integers(1, 11), decay=decays, bands=st.integers(1, 6))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_sensitivity_of_the_banded_inverse_is_never_below_the_worst_pattern(
     data: st.DataObject, rounds: int, decay: float, bands: int
 ) -> None:

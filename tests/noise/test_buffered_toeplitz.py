@@ -54,7 +54,7 @@ def mechanisms(draw: st.DrawFn, rounds: int, decay: float) -> BufferedToeplitz:
 
 
 @given(data=st.data(), rounds=st.integers(1, 30), decay=decays)
-@settings(max_examples=70, deadline=None)
+@settings(max_examples=70)
 def test_buffered_toeplitz_noise_factors_the_workload(data: st.DataObject, rounds: int, decay: float) -> None:
     mechanism = data.draw(mechanisms(rounds, decay))
     b, c = streamed_matrix(mechanism, rounds), strategy(mechanism, rounds)
@@ -69,7 +69,7 @@ def test_buffered_toeplitz_noise_factors_the_workload(data: st.DataObject, round
 
 
 @given(data=st.data(), rounds=st.integers(1, 40), decay=decays)
-@settings(max_examples=70, deadline=None)
+@settings(max_examples=70)
 def test_strategy_coefficients_never_increase_and_are_never_negative(
     data: st.DataObject, rounds: int, decay: float
 ) -> None:
@@ -82,7 +82,7 @@ def test_strategy_coefficients_never_increase_and_are_never_negative(
 
 @pytest.mark.slow
 @given(data=st.data(), rounds=st.integers(1, 20), decay=decays)
-@settings(max_examples=70, deadline=None)
+@settings(max_examples=70)
 def test_sensitivity_of_every_fixed_order_is_exact(data: st.DataObject, rounds: int, decay: float) -> None:
     mechanism = data.draw(mechanisms(rounds, decay))
     rounds_per_epoch = data.draw(st.integers(max(1, rounds // 8), 24))
@@ -94,7 +94,7 @@ def test_sensitivity_of_every_fixed_order_is_exact(data: st.DataObject, rounds: 
 
 @pytest.mark.slow
 @given(data=st.data(), rounds=st.integers(1, 12), decay=decays)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_sensitivity_of_separated_rounds_is_exact_or_marked_as_a_bound(
     data: st.DataObject, rounds: int, decay: float
 ) -> None:

@@ -287,7 +287,7 @@ def test_the_sharper_bound_is_the_dense_optimum_for_prefix_sums(rounds: int, bes
 
 @pytest.mark.slow
 @given(data=st.data(), rounds=st.integers(1, 12), seed=st.integers(0, 2**32 - 1))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_no_mechanism_falls_below_the_lower_bounds_on_noise(data: st.DataObject, rounds: int, seed: int) -> None:
     generator = np.random.default_rng(seed)
     rows, clips = generator.normal(size=(3, rounds)), generator.uniform(0.3, 3.0, rounds)

@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fedpriv.noise import tree
@@ -130,7 +130,6 @@ def test_without_decay_the_variance_counts_set_bits(rounds: int) -> None:
 
 
 @given(rounds=st.integers(1, 300), rounds_per_epoch=st.integers(1, 40), decay=st.floats(0.0, 1.0))
-@settings(deadline=None)
 def test_shortcut_for_equal_clips_gives_the_same_squared_norms(
     rounds: int, rounds_per_epoch: int, decay: float
 ) -> None:
@@ -157,7 +156,6 @@ def test_mu_of_periodic_trees_matches_published_guarantees(
 
 
 @given(rounds=st.integers(1, 70), rounds_per_epoch=st.integers(1, 80), decay=st.floats(0.0, 1.0))
-@settings(deadline=None)
 def test_tree_squared_norms_match_a_node_by_node_loop(rounds: int, rounds_per_epoch: int, decay: float) -> None:
     expected = squared_norms(prefix_nodes(rounds), rounds_per_epoch, decay)[: min(rounds_per_epoch, rounds)]
     np.testing.assert_allclose(

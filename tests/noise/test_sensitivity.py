@@ -61,7 +61,7 @@ def mechanisms(draw: st.DrawFn, decay: float, period: int | None) -> Mechanism:
 
 
 @given(data=st.data(), rounds=st.integers(1, 24), decay=decays)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_fixed_order_sensitivity_is_exact_for_every_mechanism(
     data: st.DataObject, rounds: int, decay: float
 ) -> None:
@@ -75,7 +75,7 @@ def test_fixed_order_sensitivity_is_exact_for_every_mechanism(
 
 
 @given(data=st.data(), rounds=st.integers(1, 12), decay=decays)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_sensitivity_of_separated_rounds_is_exact_or_marked_as_a_bound(
     data: st.DataObject, rounds: int, decay: float
 ) -> None:
@@ -114,7 +114,7 @@ def test_the_bound_of_a_periodic_tree_counts_its_last_short_tree() -> None:
 
 
 @given(st.integers(1, 9), st.integers(1, 4), st.integers(1, 4), decays, st.sampled_from([None, 3, 4]))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_tree_sensitivity_with_equal_clips_and_separated_rounds_is_the_worst_pattern(
     rounds: int, most: int, gap: int, decay: float, period: int | None
 ) -> None:
@@ -135,7 +135,7 @@ def test_sensitivity_with_equal_clips_and_separated_rounds_is_exact(mechanism: M
 
 
 @given(data=st.data(), rounds=st.integers(1, 10), decay=decays, seed=st.integers(0, 2**32 - 1))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_no_neighbours_with_vector_increments_are_farther_apart_than_the_sensitivity(
     data: st.DataObject, rounds: int, decay: float, seed: int
 ) -> None:
@@ -194,7 +194,6 @@ def pattern_of(workload: Workload) -> MinSeparation:
 
 
 @given(data=st.data(), rounds=st.integers(1, 14))
-@settings(deadline=None)
 def test_heaviest_pattern_has_the_largest_weight_of_all_allowed_patterns(data: st.DataObject, rounds: int) -> None:
     weights = np.array(data.draw(st.lists(st.floats(0.0, 9.0), min_size=rounds, max_size=rounds)))
     workload = separated(rounds, data.draw(st.integers(1, 4)), data.draw(st.integers(1, 16)))
@@ -231,7 +230,6 @@ def test_a_record_takes_part_no_more_often_than_the_rounds_allow(rounds: int, mo
 
 
 @given(data=st.data(), rounds=st.integers(1, 14), rows=st.integers(1, 5))
-@settings(deadline=None)
 def test_heaviest_patterns_of_all_rows_match_each_row_alone(data: st.DataObject, rounds: int, rows: int) -> None:
     line = st.lists(st.floats(0.0, 9.0), min_size=rounds, max_size=rounds)
     weights = np.array(data.draw(st.lists(line, min_size=rows, max_size=rows)))
@@ -241,7 +239,7 @@ def test_heaviest_patterns_of_all_rows_match_each_row_alone(data: st.DataObject,
 
 
 @given(data=st.data(), rounds=st.integers(1, 11), period=st.one_of(st.none(), st.integers(1, 12)))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_the_search_finds_the_worst_pattern(data: st.DataObject, rounds: int, period: int | None) -> None:
     """For any C ≥ 0, its coefficients falling or not."""
     series = np.array(data.draw(st.lists(st.floats(0.0, 1.0), min_size=rounds, max_size=rounds)))

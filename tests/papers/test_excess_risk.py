@@ -58,7 +58,7 @@ class Quadratic:
 
 
 @given(seed=st.sampled_from(range(150)))
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=60, derandomize=True)
 def test_the_accelerated_method_never_exceeds_its_excess_risk_bound(seed: int) -> None:
     """Whatever the errors are: the exact inequality, of which the bound is the mean."""
     rng = np.random.default_rng(seed)
@@ -84,7 +84,7 @@ def test_the_accelerated_method_never_exceeds_its_excess_risk_bound(seed: int) -
 
 
 @given(seed=st.sampled_from(range(150)))
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=60, derandomize=True)
 def test_projected_gradient_descent_never_exceeds_its_excess_risk_bound(seed: int) -> None:
     rng = np.random.default_rng(seed)
     problem = Quadratic(rng)

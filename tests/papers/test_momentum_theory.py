@@ -135,7 +135,7 @@ def test_every_normalized_step_has_the_step_length_within_the_movement_bound(dty
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @given(size=st.integers(1, 30), step=powers(-12.0, 2.0), scale=powers(-3.0, 6.0), seed=st.integers(0, 10**6))
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=60, derandomize=True)
 def test_no_rounded_normalized_step_exceeds_the_movement_bound(
     dtype: torch.dtype, size: int, step: float, scale: float, seed: int
 ) -> None:

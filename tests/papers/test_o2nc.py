@@ -14,7 +14,7 @@ from tests.papers.builders import draw_normals, drive, plain_round, vectors
 
 
 @given(seed=st.integers(0, 10**6), window=st.integers(1, 6), rounds=st.integers(6, 30), size=st.integers(1, 4))
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 def test_o2nc_matches_a_literal_transcription_of_the_papers_algorithm(
     seed: int, window: int, rounds: int, size: int
 ) -> None:
@@ -44,7 +44,7 @@ def test_o2nc_matches_a_literal_transcription_of_the_papers_algorithm(
 
 
 @given(seed=st.integers(0, 10**6), window=st.integers(1, 8), radius=st.floats(0.01, 5.0))
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 def test_o2nc_moves_queries_and_windows_are_bounded_under_any_noise(seed: int, window: int, radius: float) -> None:
     rounds, start = 5 * window, torch.ones(3, dtype=torch.float64)
     optimizer = O2NC(1.0, radius, PublicChoices((seed,), rounds, window))

@@ -130,7 +130,7 @@ def descend(
 
 
 @given(seed=st.integers(0, 10**6), radius=st.sampled_from([0.3, 1e9]))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_one_record_moves_a_phase_end_by_at_most_step_times_clip_norm_over_batch(seed: int, radius: float) -> None:
     """‖z‖ ≤ 2: 2-Lipschitz and 1-smooth logistic losses, the largest step allowed, 2/smoothness."""
     torch.manual_seed(seed)
@@ -151,7 +151,7 @@ def test_one_record_moves_a_phase_end_by_at_most_step_times_clip_norm_over_batch
 
 
 @given(seed=st.integers(0, 10**6))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_one_record_moves_a_least_squares_phase_by_at_most_step_times_lipschitz_over_batch(seed: int) -> None:
     """Squares are Lipschitz in the ball alone: iterates are projected, so every gradient is taken inside of it."""
     generator, phases, batch, dimension, radius, bound = (

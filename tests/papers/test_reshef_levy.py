@@ -80,7 +80,7 @@ def test_the_papers_step_needs_a_positive_smoothness_without_noise(small_cell: M
 
 
 @given(rounds=st.integers(1, 30), seed=st.integers(0, 10**6), radius=st.floats(0.01, 10.0))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_output_is_the_weighted_average_of_iterates(rounds: int, seed: int, radius: float) -> None:
     """x_T = Σ_{t≤T} α_t w_t / α_{1:T} with α_t = t: the update of round T moves nothing that is published."""
     optimizer, releases = AnytimeSGD(step=0.3, radius=radius), draw_normals(seed, rounds, 4)
@@ -103,7 +103,7 @@ def test_queries_move_by_two_over_t_plus_two_toward_the_iterate() -> None:
 
 
 @given(seed=st.integers(0, 10**6), radius=st.floats(0.01, 5.0))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_consecutive_queries_are_within_their_bound_for_any_releases(seed: int, radius: float) -> None:
     """(t-1) ‖x_t - x_{t-1}‖ ≤ 2D whatever is released: the fact behind S = G + 2LD."""
     optimizer = AnytimeSGD(step=10.0, radius=radius)

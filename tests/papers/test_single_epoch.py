@@ -85,7 +85,7 @@ def test_projected_sgd_is_over_three_times_worse_than_nesterov_coupling() -> Non
 
 
 @given(rounds=st.integers(1, 12), batch=st.integers(1, 4), seed=st.integers(0, 10**6))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_at_a_fixed_query_the_normalized_running_sum_is_the_mean_gradient(
     rounds: int, batch: int, seed: int
 ) -> None:
@@ -104,7 +104,7 @@ def test_at_a_fixed_query_the_normalized_running_sum_is_the_mean_gradient(
 
 
 @given(rounds=st.integers(2, 10), victim=st.integers(0, 9), seed=st.integers(0, 10**6), clip=st.floats(0.1, 5.0))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_a_zeroed_record_moves_every_later_running_sum_by_at_most_clip_norm_over_batch(
     rounds: int, victim: int, seed: int, clip: float
 ) -> None:

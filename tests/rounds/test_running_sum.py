@@ -57,7 +57,7 @@ def sums(queries: Tensor, features: Tensor, labels: Tensor, clip: float) -> Tens
 
 
 @given(rounds=st.integers(1, 12), seed=st.integers(0, 10**6))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_the_running_sum_is_the_weight_times_the_corrected_momentum(rounds: int, seed: int) -> None:
     """q_t = α_t d_t with d_t = g_t + (1 - β_t)(d_{t-1} - g~_{t-1}), β_t = 1/t (Reshef & Levy, section 4)."""
     queries, features, labels = path_and_records(rounds, seed)
@@ -71,7 +71,7 @@ def test_the_running_sum_is_the_weight_times_the_corrected_momentum(rounds: int,
 
 
 @given(rounds=st.integers(1, 8), seed=st.integers(0, 10**6), clip=st.floats(0.05, 5.0))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_replacing_one_record_moves_every_later_sum_by_at_most_twice_the_clip(
     rounds: int, seed: int, clip: float
 ) -> None:

@@ -47,7 +47,7 @@ ROOT = Path(__file__).resolve().parents[2]
 POSITIVE = st.floats(1e-300, 1e300)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(value=POSITIVE, digits=st.integers(2, 12))
 def test_guarantee_printed_privacy_loss_rounds_up_and_noise_rounds_down_by_less_than_one_digit(
     value: float, digits: int
@@ -77,7 +77,7 @@ def test_directed_rounding_prints_exact_numbers_unchanged_and_others_up_or_down(
     assert (format_upper(math.inf), format_upper(0.0), format_lower(math.nan)) == ("inf", "0", "nan")
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(mu=st.floats(1e-12, 40.0))
 def test_guarantee_the_printed_best_guess_probability_is_an_upper_bound_above_50_percent(mu: float) -> None:
     """Before: "50.0 %" for every mu below .0025, which is what blind guessing is right in."""
@@ -122,7 +122,7 @@ _NUMBER = r"(\d+(?:\.\d+)?(?:e[+-]?\d+)?)"
 
 
 @pytest.mark.slow
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(mu=st.floats(1e-3, 12.0), delta=st.floats(1e-9, 0.05))
 def test_guarantee_every_printed_privacy_figure_is_rounded_in_the_conservative_direction(
     mu: float, delta: float

@@ -54,7 +54,7 @@ def p_value(words: EncodedMessage) -> float:
     return float(stats.chisquare(np.bincount(words.view(np.uint8), minlength=256)).pvalue)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(silos=st.integers(2, 7), size=st.integers(1, 40), t=st.integers(1, 2**40), run=st.integers(0, 2**64))
 def test_masks_of_all_silos_cancel_exactly(silos: int, size: int, t: int, run: int) -> None:
     assert not np.any(np.sum(masks(maskers(silos, run), t, size), axis=0, dtype=np.uint64))

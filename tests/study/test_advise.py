@@ -48,7 +48,7 @@ def priced(advice: Advice) -> float:
     return float(claim.guarantee.figures(cell.privacy.delta)["epsilon"])
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(facts=ANY)
 def test_an_advised_scenario_is_valid_and_costs_at_most_the_requested_epsilon(facts: Facts) -> None:
     advice = advise_on_facts(facts)
@@ -63,7 +63,7 @@ def test_an_advised_scenario_is_valid_and_costs_at_most_the_requested_epsilon(fa
     assert advice.forecast.travel == pytest.approx(reached, rel=1e-12)  # by the written numbers, which are rounded
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(facts=ANY.filter(lambda facts: facts.trust == "untrusted" and len(set(facts.sizes)) > 1))
 def test_the_forecast_noise_to_signal_ratio_is_never_larger_under_secure_aggregation(facts: Facts) -> None:
     masked = Facts(**{**vars(facts), "trust": "secure-aggregation"})
