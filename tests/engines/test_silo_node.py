@@ -151,6 +151,16 @@ def test_a_silo_node_repeats_a_request_without_a_reply(
     assert not last_error(tmp_path)
 
 
+def test_a_proxy_that_answers_for_the_superlink_is_reported_by_heartbeats(
+    fleet: FleetClient, tmp_path: Path
+) -> None:
+    """Before: none was written, and the silo counted as stuck while its SuperLink was away."""
+    answer_by(fleet, lambda _: httpx.Response(503))
+    with pytest.raises(httpx.HTTPStatusError):
+        fleet.ask(PULL_MESSAGES, patience=0.0, node={"node_id": 1})
+    assert last_error(tmp_path) == "a proxy answers for the SuperLink: HTTP 503"
+
+
 def test_an_unreachable_superlink_is_reported_as_lost_after_twenty_seconds(
     fleet: FleetClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -128,7 +128,7 @@ class FleetClient:
 
         Args:
             route: Route of the request.
-            patience: Seconds after which a failed request is not repeated any more.
+            patience: Seconds after which no request is sent any more, up to the last pause of at most 2 s.
             **fields: Fields of the request.
 
         Raises:
@@ -149,6 +149,8 @@ class FleetClient:
                     write_heartbeat(SUPERNODE, reason)
                     raise LostError(reason) from None
                 # From 502 on, as a proxy answers for it, the SuperLink counts as away.
+                if response.status_code >= 502:
+                    write_heartbeat(SUPERNODE, f"a proxy answers for the SuperLink: HTTP {response.status_code}")
                 if response.status_code < 502 or time.monotonic() > deadline:
                     raise
             except httpx.HTTPError as error:
@@ -170,12 +172,12 @@ class FleetClient:
 
         Raises:
             LostError: The SuperLink does not answer, or does not admit the node.
-            httpx.HTTPStatusError: The SuperLink does not register the node's own key.
+            httpx.HTTPStatusError: The SuperLink does not register the node's own key, or a proxy answers for it.
         """
         if registers_itself:
             self.ask(SELF_REGISTER_NODE, public_key=self.public_key)
         if previous_id is not None:
-            with suppress(httpx.HTTPStatusError, LostError):  # the SuperLink is away, or was restarted
+            with suppress(httpx.HTTPStatusError, LostError):  # away, restarted, or the node is offline
                 self.ask(DEACTIVATE_NODE, node_id=previous_id)
         try:
             return int(
