@@ -442,14 +442,16 @@ def _bound_shares(sums: Floats, root: Floats, std: float) -> tuple[Floats, Float
 
     The interval has the shares f in 0 … 1 with |N_k - f n| ≤ 1.96 standard deviations of the noise in N_k - f n
     (Fieller 1954), in which n has noise, too.  They are all of 0 … 1 if n is within 1.96 standard deviations of 0.
+    If no share in 0 … 1 is that close, the interval is 0 alone or 1 alone.
 
     Args:
         sums: N, of which the last is n, above 0.
         root: Square root of prefix sums, by which the noise of the release enters N.
         std: Standard deviation of the noise in each coordinate, in records.
     """
+    # 1.96² times the variances of N_k, and their covariances with n, whose own variance is the last covariance.
     noise = (Z * std) ** 2 * np.stack([np.sum(root**2, axis=1), root @ root[-1]])
-    # The condition is a f² - 2 b f + c ≤ 0.
+    # The squared condition, (N_k - f n)² ≤ 1.96² Var(N_k - f n), is a f² - 2 b f + c ≤ 0.
     a, b, c = sums[-1] ** 2 - noise[1, -1], sums * sums[-1] - noise[1], sums**2 - noise[0]
     if a <= 0.0:
         return np.zeros_like(sums), np.ones_like(sums)

@@ -137,11 +137,10 @@ class FleetClient:
             LostError: No readable answer came until the end of `patience`, or the SuperLink refuses the key or
                 this machine's clock.
         """
-        request = route.request_type(**fields)
         deadline, pause = time.monotonic() + patience, 0.1
         while True:
             try:
-                answer = self._client.ask(route, request)
+                answer = self._client.ask(route, route.request_type(**fields))
             except httpx.HTTPStatusError as error:
                 response = error.response
                 if response.status_code == httpx.codes.UNAUTHORIZED:
@@ -429,8 +428,9 @@ def main(superlink: str, silo: str, guard: str, keys: str) -> None:
         id_file.write_text(str(node.node_id))
         try:
             node.serve()
-        finally:  # also after a signal, or if the SuperLink is lost
-            fleet.ask(DEACTIVATE_NODE, patience=0.0, node_id=node.node_id)
+        finally:  # also after a signal, or if the SuperLink is lost, which does not hide how the node ended
+            with suppress(LostError, httpx.HTTPError):
+                fleet.ask(DEACTIVATE_NODE, patience=0.0, node_id=node.node_id)
     except (LostError, httpx.HTTPError) as error:
         _log.debug("lost: %s", error)
         sys.exit(LOST_EXIT_CODE)
