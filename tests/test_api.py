@@ -124,6 +124,7 @@ from torch import nn, relu, tanh
 def scale(x): return 2 * x
 class Net(nn.Module):
     factors = property(lambda self: [2])
+    bound = 7
     def __init__(self):
         super().__init__()
         self.layer, self.activation, self.parents, self.widths = nn.Linear(2, 2), relu, [self], [3]
@@ -152,6 +153,7 @@ def test_the_name_of_a_module_covers_its_code_as_far_as_it_can_be_read() -> None
         ("[2]", "[4]"),
         (", relu, [", ", tanh, ["),
         ("[3]", "[5]"),
+        ("bound = 7", "bound = 8"),
         ("(x))]", "(-x))]"),
     ):
         assert describe_network(old, new) != same, old

@@ -194,7 +194,7 @@ def _describe_value(value: Any, described: dict[int, int]) -> str:
     * An array is described by its digest, and a partial function, a method or a container part by part.
     * A function is described by its code, its defaults, the values that it closes over, and the functions of its
       own file that it names.
-    * A class is described by its functions, and those of its bases outside of PyTorch.
+    * A class is described by its functions and its plain members, and those of its bases outside of PyTorch.
     * A torch module is described by its class, its text, its attributes, its layers, and its hooks before and
       after a forward pass.
     * An object whose text has an address is described by its class and its attributes.
@@ -228,7 +228,14 @@ def _describe_value(value: Any, described: dict[int, int]) -> str:
                 for base in value.__mro__
                 if not base.__module__.startswith("torch.")
                 for name, member in vars(base).items()
-                if isinstance(member, FunctionType | staticmethod | classmethod | property)
+                if isinstance(member, FunctionType)
+                or (
+                    isinstance(
+                        member,
+                        staticmethod | classmethod | property | bool | int | float | str | list | tuple | dict,
+                    )
+                    and not name.startswith("__")
+                )
             ]
         case CodeType():
             parts = [value.co_code.hex(), value.co_names, value.co_consts]
@@ -338,7 +345,8 @@ def run(
         engine: "vectorized", "inprocess", "ray" or "deployment"; your own records and modules need one of the
             first two.
         out: Folder of the results; by default a new one in runs/, or with `resume` the last one of this scenario.
-        resume: Whether to keep the results in `out` and to run missing cells, including those of new seeds.
+        resume: Whether to keep the results in `out` and to run missing cells, including those of new seeds.  Other
+            records, and another module or loss, are refused; a change in other files that it calls is not noticed.
         observers: Observers of the run's events.
         progress: Whether to show a progress bar; by default in a notebook and in an interactive session.
         workers: Number of processes of this machine that run groups of cells.
