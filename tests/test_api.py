@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 import fedpriv
-from fedpriv.api.run import _describe_loss
+from fedpriv.api.run import _describe_value
 from fedpriv.claims.outcome import CellOutcome
 from fedpriv.scenario.load import Scenario
 from tests.conftest import small_tree
@@ -115,13 +115,58 @@ def test_loss_functions_with_different_closure_values_have_different_names() -> 
         return lambda outputs, label: (factors * (outputs - label) ** 2).mean()
 
     for make in (scaled, powered, weighted, partial, nested, by_class, in_bfloat16):
-        assert _describe_loss(make(1.0)) == _describe_loss(make(1.0)) != _describe_loss(make(5.0))
-        assert " at 0x" not in _describe_loss(make(1.0)), "a name of another process, too"
+        assert _describe_value(make(1.0), {}) == _describe_value(make(1.0), {}) != _describe_value(make(5.0), {})
+        assert " at 0x" not in _describe_value(make(1.0), {}), "a name of another process, too"
+
+
+SOURCE = """
+from torch import nn, relu, tanh
+def scale(x): return 2 * x
+class Net(nn.Module):
+    factors = property(lambda self: [2])
+    bound = 7
+    def __init__(self):
+        super().__init__()
+        self.layer, self.activation, self.parents, self.widths = nn.Linear(2, 2), relu, [self], [3]
+    def forward(self, x): return [scale(y) for y in [self.activation(self.layer(x))]][0]
+"""
+
+
+def describe_network(old: str = "", new: str = "", hook: Callable[..., Any] | None = None) -> str:
+    """Describe the module of `SOURCE`, in which `new` replaces `old`."""
+    names: dict[str, Any] = {"__name__": "own"}
+    exec(SOURCE.replace(old, new) if old else SOURCE, names)
+    torch.manual_seed(0)
+    network = names["Net"]()
+    if hook is not None:
+        network.layer.register_forward_hook(hook)
+    return _describe_value(network, {})
+
+
+def test_the_name_of_a_module_covers_its_code_as_far_as_it_can_be_read() -> None:
+    """Before: it had the text of the module and its arrays alone."""
+    same = describe_network()
+    assert same == describe_network()
+    assert " at 0x" not in same
+    for old, new in (
+        ("2 * x", "3 * x"),
+        ("[2]", "[4]"),
+        (", relu, [", ", tanh, ["),
+        ("[3]", "[5]"),
+        ("bound = 7", "bound = 8"),
+        ("(x))]", "(-x))]"),
+    ):
+        assert describe_network(old, new) != same, old
+    assert describe_network(hook=lambda *_: None) != same
 
 
 def test_the_name_of_a_loss_function_does_not_depend_on_the_order_of_a_set() -> None:
     """Before: a set of texts in its code had another order, and the function another name, in each process."""
-    assert _describe_loss(frozenset([0, 8])) == _describe_loss(frozenset([8, 0])) != _describe_loss(frozenset([8]))
+    assert (
+        _describe_value(frozenset([0, 8]), {})
+        == _describe_value(frozenset([8, 0]), {})
+        != _describe_value(frozenset([8]), {})
+    )
 
 
 def test_an_observer_is_notified_of_every_cell_and_of_the_end_of_a_failed_run(tmp_path: Path) -> None:

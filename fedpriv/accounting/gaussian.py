@@ -63,7 +63,8 @@ def smallest_safe(safe: Callable[[float], bool], high: float, tolerance: float =
         safe: Condition that holds for all far larger values.
         high: First value > 0 to try after 0.
         tolerance: Relative width of the interval at which the bisection ends.  With 0 it is as narrow as floats
-            allow.  A result of 1e-300 or less may be far above the smallest such float.
+            allow.  A result of 1e-300 or less may be far above the smallest such float, and beyond half of the
+            largest float it is infinity.
 
     Raises:
         InputError: `safe` fails at all values that are tried, up to infinity.

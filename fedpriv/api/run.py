@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
-from types import CodeType, FunctionType
+from types import BuiltinFunctionType, CodeType, FunctionType, MethodType
 from typing import Any, Literal, cast
 
 import numpy as np
@@ -64,11 +64,14 @@ def insert_own_data(
 ) -> dict[str, Any]:
     """Return a scenario whose [data] and [model] name these records and this module.
 
-    Records and module are registered in this process under names made of their digests, so that a resumed run
-    recognises them.  `federation.samples` becomes the number of training records, unless another scenario than
-    own-data sets samples, batch, batches or clients.  Add-ons may then adapt the scenario, such as to silos that
-    are the sites.  With a DataFrame only the name of the data changes, and without records nothing does.  `tree`
-    is not changed.
+    Records and module are registered in this process under names made of two digests, so that a resumed run
+    recognises them: of the records and the number of classes, and of the module with its code and its loss.  The
+    second one lacks code of PyTorch, of extension modules and of functions in other files that the module's code
+    calls, and values of global variables.  A change of these alone is not recognised.
+
+    `federation.samples` becomes the number of training records, unless another scenario than own-data sets
+    samples, batch, batches or clients.  Add-ons may then adapt the scenario, such as to silos that are the sites.
+    With a DataFrame only the name of the data changes, and without records nothing does.  `tree` is not changed.
 
     Args:
         tree: Scenario as nested dictionaries.
@@ -97,36 +100,43 @@ def insert_own_data(
     )
     if is_data_frame(train):
         return _insert_frame(completed, train, test, model)
-    if (train is None) != (test is None):
-        raise InputError("train and test: give both; a model is evaluated on records that it was not trained on")
+    refuse(
+        {
+            "train and test: give both; a model is evaluated on records that it was not trained on": (
+                (train is None) != (test is None)
+            ),
+            "model: a module is given with train and test; a scenario's data has models by name": (
+                train is None and model is not None
+            ),
+        }
+    )
     make_loss_choice(loss, real=False)  # refuses an unknown loss before records are read
     if train is None or test is None:
-        if model is not None:
-            raise InputError("model: a module is given with train and test; a scenario's data has models by name")
         return completed
     # Records, under the digest of their values.  Data sets in a list, one for each silo, are joined.
-    if isinstance(train, list) or sites is not None:
-        *splits, split_sites = load_add_on_part("own records", "parts")(train, test, sites, fields)
-    else:
-        splits = [
+    *splits, split_sites = (
+        load_add_on_part("own records", "parts")(train, test, sites, fields)
+        if isinstance(train, list) or sites is not None
+        else (
             to_record_arrays(cast(RecordSource, train), "train", fields),
             to_record_arrays(test, "test", fields),
-        ]
-        split_sites = None
+            None,
+        )
+    )
     dataset = replace(make_dataset(ARGUMENT_NAMES, splits[0], splits[1], classes), sites=split_sites)
     for prepare_module in load_add_on_parts("own module").values():
         model = prepare_module(model, dataset.train_labels, classes, loss)
-    site_rows = [] if split_sites is None else [split_sites.train, split_sites.test]
-    name = in_memory_name(_digest_arrays(*(array for part in splits for array in part), *site_rows))
-    add_data(name, lambda: splits, dataset.class_count, sites=split_sites)
+    arrays = [*splits[0], *splits[1], *(() if split_sites is None else (split_sites.train, split_sites.test))]
+    name = in_memory_name(_digest_arrays(*arrays, text=f"{dataset.class_count} classes "))
+    add_data(name, lambda: cast(Any, splits), dataset.class_count, sites=split_sites)
     completed.setdefault("data", {})["name"] = name
     federation = completed.setdefault("federation", {})
     if overrides is not None or not {"samples", "batch", "batches", "clients"} & federation.keys():
         federation["samples"] = len(dataset.train_labels)
-    # Module, under the digest of its parameters, buffers, structure and loss.
+    # Module, under the digest of its parameters, buffers, code and loss (`_describe_value`).
     if model is not None:
         record, real = dataset.train_images.shape[1:], dataset.class_count == 0
-        arrays = [
+        own_arrays = [
             *(to_array(values, "model") for values in (*model.parameters(), *model.buffers())),
             np.array([*record, dataset.class_count]),
         ]
@@ -134,8 +144,8 @@ def insert_own_data(
             OF_MODULE
             + (
                 _digest_arrays(
-                    *arrays,
-                    text=f"{model!r}{_describe_loss(loss)}{list(trainable_parameters(model))}"
+                    *own_arrays,
+                    text=f"{_describe_value((model, loss), {})}{list(trainable_parameters(model))}"
                     f"{[layer.training for layer in model.modules()]}",
                 ).hex()[:16]
             )
@@ -162,60 +172,114 @@ def _insert_frame(tree: dict[str, Any], frame: DataFrame, test: object, model: o
         InputError: Test records or a module are given, the scenario has no [data.table], or the frame cannot be
             read.
     """
-    if test is not None or model is not None:
-        raise InputError(
-            "train: with a DataFrame, data.table names the test records and the scenario names the model; to give "
-            "test records and a module, give train and test as (frame[columns], frame[target])"
-        )
     data = tree.setdefault("data", {})
-    if "table" not in data:
-        raise InputError(
+    refuse(
+        {
+            "train: with a DataFrame, data.table names the test records and the scenario names the model; to give "
+            "test records and a module, give train and test as (frame[columns], frame[target])": (
+                test is not None or model is not None
+            ),
             "train: a DataFrame needs [data.table] in the scenario, which describes what is public about its "
             "columns; `fedpriv data inspect` writes one for a file of it. Or, if all columns are numbers, give "
-            "train and test as (frame[columns], frame[target])"
-        )
+            "train and test as (frame[columns], frame[target])": "table" not in data,
+        }
+    )
     data["name"] = load_add_on_part("own table", "frame")(frame)
     return tree
 
 
-def _describe_loss(loss: Any) -> str:
-    """Describe a loss, or a part of one, as text for the digest that names a module.
+def _describe_value(value: Any, described: dict[int, int]) -> str:
+    """Describe a module, a loss, or a part of one, as text for the digest that names a module.
 
-    A function is described by its code, its defaults and the values that it closes over, an array by its digest,
-    and a module by its text and its arrays.  A partial function, a mapping, a list, a tuple or a frozenset is
-    described part by part, and anything else by `str`.
+    * An array is described by its digest, and a partial function, a method or a container part by part.
+    * A function is described by its code, its defaults, the values that it closes over, and the functions of its
+      own file that it names.
+    * A class is described by its functions and its plain members, and those of its bases outside of PyTorch.
+    * A torch module is described by its class, its text, its attributes, its layers, and its hooks before and
+      after a forward pass.
+    * An object whose text has an address is described by its class and its attributes.
+    * Anything else is described by its text.
+
+    Args:
+        value: Value to describe.
+        described: Number of each described function, class and object by its id, to which this one is added.
     """
-    match loss:
+    if hasattr(value, "__dict__"):
+        if id(value) in described:
+            return f"#{described[id(value)]}"
+        described[id(value)] = len(described)
+    match value:
         case np.ndarray():
-            return _digest_arrays(loss).hex()
+            return _digest_arrays(value).hex()
         case Tensor():  # by its bytes, since NumPy has no bfloat16
-            return " ".join(
-                (
-                    str((loss.dtype, tuple(loss.shape))),
-                    _describe_loss(loss.detach().cpu().reshape(-1).view(uint8).numpy()),
-                )
-            )
+            parts: Sequence[Any] = [
+                str((value.dtype, tuple(value.shape))),
+                value.detach().cpu().reshape(-1).view(uint8).numpy(),
+            ]
         case nn.Module():
-            return f"{loss} {_describe_loss(loss.state_dict())}"
+            parts = [
+                *(type(value), str(value), value._parameters, value._buffers, value._modules),
+                *(*value._forward_pre_hooks.values(), *value._forward_hooks.values()),
+                *(item for item in vars(value).items() if item[0] not in vars(nn.Module())),
+            ]
+        case type():
+            parts = [
+                (name, getattr(member, "__func__", getattr(member, "fget", member)))
+                for base in value.__mro__
+                if not base.__module__.startswith("torch.")
+                for name, member in vars(base).items()
+                if isinstance(member, FunctionType)
+                or (
+                    isinstance(
+                        member,
+                        staticmethod | classmethod | property | bool | int | float | str | list | tuple | dict,
+                    )
+                    and not name.startswith("__")
+                )
+            ]
         case CodeType():
-            parts: Sequence[Any] = [loss.co_code.hex(), loss.co_names, loss.co_consts]
+            parts = [value.co_code.hex(), value.co_names, value.co_consts]
         case FunctionType():
             parts = [
-                loss.__code__,
-                loss.__defaults__ or (),
-                loss.__kwdefaults__ or {},
-                [cell.cell_contents for cell in loss.__closure__ or () if cell.cell_contents is not loss],
+                value.__code__,
+                value.__defaults__,
+                value.__kwdefaults__,
+                [cell.cell_contents for cell in value.__closure__ or ()],
+                [
+                    function
+                    for name in _names_in(value.__code__)
+                    if isinstance(function := value.__globals__.get(name), FunctionType)
+                    and function.__module__ == value.__module__
+                ],
             ]
+        case MethodType():
+            parts = [value.__func__, value.__self__]
+        case BuiltinFunctionType():
+            return value.__qualname__
         case functools.partial():
-            parts = [loss.func, loss.args, loss.keywords]
+            parts = [value.func, value.args, value.keywords]
         case Mapping():
-            parts = list(loss.items())
-        case list() | tuple() | frozenset():
+            parts = list(value.items())
+        case list() | tuple() | set() | frozenset():
             # A set of texts, such as a constant of code, has another order in another process.
-            parts = sorted(loss, key=_describe_loss) if isinstance(loss, frozenset) else loss
+            parts = (
+                value
+                if isinstance(value, list | tuple)
+                else sorted(value, key=functools.partial(_describe_value, described={}))
+            )
+        case _ if hasattr(value, "__dict__") and " at 0x" in str(value):
+            parts = [type(value), vars(value)]
         case _:
-            return str(loss)
-    return f"({' '.join(map(_describe_loss, parts))})"
+            return str(value)
+    return f"({' '.join(_describe_value(part, described) for part in parts)})"
+
+
+def _names_in(code: CodeType) -> list[str]:
+    """List the names of globals and attributes in a function's code, and in functions inside of it."""
+    return [
+        *code.co_names,
+        *(name for inner in code.co_consts if isinstance(inner, CodeType) for name in _names_in(inner)),
+    ]
 
 
 def _digest_arrays(*arrays: NDArray[Any], text: str = "") -> bytes:
@@ -281,7 +345,8 @@ def run(
         engine: "vectorized", "inprocess", "ray" or "deployment"; your own records and modules need one of the
             first two.
         out: Folder of the results; by default a new one in runs/, or with `resume` the last one of this scenario.
-        resume: Whether to keep the results in `out` and to run missing cells, including those of new seeds.
+        resume: Whether to keep the results in `out` and to run missing cells, including those of new seeds.  Other
+            records, and another module or loss, are refused; a change in other files that it calls is not noticed.
         observers: Observers of the run's events.
         progress: Whether to show a progress bar; by default in a notebook and in an interactive session.
         workers: Number of processes of this machine that run groups of cells.
@@ -321,8 +386,11 @@ def run(
         overrides=overrides,
     )
     if has_own_inputs or isinstance(scenario, Mapping):
-        tree = scenario if isinstance(scenario, Mapping) else read_toml(find_scenario_file(Path(scenario)))
-        source = "scenario" if isinstance(scenario, Mapping) else str(scenario)
+        tree, source = (
+            (scenario, "scenario")
+            if isinstance(scenario, Mapping)
+            else (read_toml(find_scenario_file(Path(scenario))), str(scenario))
+        )
         own_data_overrides = settings if source == OWN_DATA_SCENARIO else None
         loaded = parse_scenario(
             insert_own_data(tree, train, test, model, classes, loss, own_data_overrides, sites, fields),

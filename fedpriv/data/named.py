@@ -78,8 +78,9 @@ def add_data(
         load: Function that returns the training pair and the test pair of (records, labels).
         classes: Number of classes, 0 for a regression, or None to infer it from the labels, which makes the number
             public.
-        sites: Site of each record, or None.  The keys `data.partition = "site"` and `run.per_silo` take sites only
-            of a name that begins with "given-", as `fedpriv.run` makes it.
+        sites: Sites, such as hospitals, and the site of each training and test record, or None.  The keys
+            `data.partition = "site"` and `run.per_silo` take sites only of a name that begins with
+            "given-", as `fedpriv.run` makes it.
 
     Raises:
         InputError: The name is one of fedpriv's own, or not of the form above.
@@ -87,7 +88,9 @@ def add_data(
     if name in (*ORIGINS, *COMPUTED_DATA_SETS):
         raise InputError(f"add_data: {name!r} is a data set of fedpriv; give yours another name")
     if not re.fullmatch(r"[a-z0-9][a-z0-9-]*", name):
-        raise InputError(f"add_data: name = {name!r}: expected lower-case letters, digits and dashes")
+        raise InputError(
+            f"add_data: name = {name!r}: expected lower-case letters, digits and dashes, without a dash in front"
+        )
     _USER_DATA[name] = (load, classes, sites)
     note_table_change()
 

@@ -7,8 +7,8 @@
 
 A guard is the process at a site that has the records and answers within the site's policy.  A release is its
 answer to one query, and a cell is the app's scenario as an object, with a value for each key.  The scenario is
-public, fixed before round 1, and the same at every silo.  The app never sees a record, and the server keeps its
-strategy (docs/existing-flower-app.md).
+public, fixed before round 1, and the same at every silo.  With a guard the app never sees a record, and the server
+keeps its strategy (docs/existing-flower-app.md).
 
 `SiloGuard` replaces local training by noisy steps with the scenario's step size η:
 
@@ -20,7 +20,7 @@ server takes rounds (r-1)K + 1 … rK of this run.
 `ModelLayout` relates a model's named arrays, in the order of a state_dict, to the flat vector of their numbers.
 
 `Terms` are what a message of fedpriv's own Flower strategies says about the run: its scenario, the round, and
-whether noise follows from a seed.
+whether noise follows from a seed.  Clients of these strategies may have the records themselves, without a guard.
 """
 
 import json
@@ -291,7 +291,7 @@ def cell_from_keywords(row: str, keywords: Mapping[str, Any], seed: int | None) 
         **dict.fromkeys(FederationSection.model_fields, "federation"),
         **dict.fromkeys(find_algorithm(row).settings.model_fields, "algorithm"),
     }
-    for key, value in keywords.items():
+    for key, value in {**keywords, "name": row}.items():
         if key == "model":
             tree["model"] = {"name": value} if isinstance(value, str) else value
         else:
@@ -548,7 +548,8 @@ class SiloGuard:
             },
             RunError,
         )
-        # Means are over all rows that the evaluation reads, also those that cells set aside for training.
+        # Means are over all rows that the evaluation reads, also those whose values in a table set them aside
+        # for training, which count as 0.
         scores = scores_to_metrics(
             torch.from_numpy(means.astype(np.float64))
             / (1.0 if (schema := self.cell.data.table_schema) is None else schema.counted_share(for_testing=True)),

@@ -39,7 +39,7 @@ def freeze(module: nn.Module, except_: Collection[str] = ()) -> nn.Module:
     Args:
         module: Module to copy, which is not changed.
         except_: Names as `named_modules` and `named_parameters` return them.  The name of a layer, such as "head",
-            stands for every parameter below it.
+            stands for every parameter below it.  Parameters that are integers stay frozen.
 
     Raises:
         InputError: A name in `except_` is none of the module's, or has no parameters.
@@ -57,7 +57,7 @@ def freeze(module: nn.Module, except_: Collection[str] = ()) -> nn.Module:
     trainable_ids = {
         id(parameter)
         for name, parameter in copied.named_parameters(remove_duplicate=False)
-        if name in trainable_names
+        if name in trainable_names and (parameter.is_floating_point() or parameter.is_complex())
     }
     for parameter in copied.parameters():
         parameter.requires_grad_(id(parameter) in trainable_ids)

@@ -123,6 +123,8 @@ def _prefix_sum_matrix(workload: Workload) -> Floats:
 def _noise_matrix(mechanism: Mechanism, rounds: int) -> tuple[Floats, int]:
     """Measure B, (T, T), by running `noise` on unit vectors, and the most vectors of a state.
 
+    The state counts after each round, and not that of `start`.
+
     Round t of `rounds` = T gets the unit vector e_t as its fresh vector, so that its noise is row t of B.
 
     Raises:

@@ -364,7 +364,8 @@ def evaluation_cell(cell: Cell) -> Cell:
     A round reads all records on which silos evaluate.  The run is one of DP-SGD whose increments are scores of
     bounded norm.  The noise is calibrated to the evaluations' own target, or absent without one.  If the server
     adds the training's noise, it adds that of evaluations, too.  Otherwise, also under secure aggregation, every
-    silo adds all noise of its message itself.
+    silo adds all noise of its message itself.  Without noise scores are not rounded to integers (`arithmetic`),
+    because there is no guarantee that has to hold for the bits of a release.
 
     Args:
         cell: Cell of the training, with a section [evaluation].

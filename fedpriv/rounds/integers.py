@@ -1,9 +1,9 @@
 """A round in integers: at silos with guards, in simulations, and at servers that add up integers.
 
 Sums of increments s_t (d,) are integers, in units of a public lattice.  What is published is a function of y_t =
-(C s)_t + z_t, with z_t discrete Gaussian noise.  A maps the sums s_1 … s_T to the running sums q_t = decay ·
-q_{t-1} + s_t, and a mechanism factors it as A = B C (noise/mechanism.py), so that B y = A s + B z.  So the noisy
-running sums are computed from y, never from s.
+(C s)_t + z_t, with z_t discrete Gaussian noise, or a sum of it over silos.  A maps the sums s_1 … s_T to the
+running sums q_t = decay · q_{t-1} + s_t, and a mechanism factors it as A = B C (noise/mechanism.py), so that B y =
+A s + B z.  So the noisy running sums are computed from y, never from s.
 
 An increment is a record's clipped contribution to s_t, and K the largest norm of its integers.  A query is the
 point at which a round's gradients are computed, and the query chain is a digest of all queries so far.  A party is

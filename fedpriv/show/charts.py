@@ -1,4 +1,4 @@
-"""Chart data of a run: metrics, clipping, noise of mechanisms, trade-off curves.
+"""Chart data of a run, or of mechanisms: metrics, clipping, noise of mechanisms, trade-off curves.
 
 A chart has panels, a panel has series, and a series has marks: points (x, y) with a spread, the half-width of an
 error band or bar.  A chart may have named rows in place of numbers on its y axis.  A look is colour, dashes and

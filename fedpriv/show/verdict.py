@@ -121,7 +121,7 @@ def _describe_scores(results: Results) -> str:
 
     A score is the mean over seeds at a finished sweep point.  The best one is the largest test accuracy, or the
     smallest value of the first metric if the run has no test accuracy.  A guarantee is strictest if no other one
-    is stronger in trust, unit, relation, ε and δ together.
+    is stronger in trust, unit, relation, and μ, or ε and δ, together (`Strength`).
     """
     metric = next(
         (candidate for candidate in run_metrics(results) if candidate.key == "test_accuracy"),
@@ -147,7 +147,8 @@ def _describe_scores(results: Results) -> str:
         place = (
             "At the most private setting"
             if rank == 0
-            else f"Where ε{' or δ' if len({candidate.delta for candidate in strengths}) > 1 else ''} is smaller, "
+            else f"Where {'ε' if strength.delta else 'μ'}"
+            f"{' or δ' if len({candidate.delta for candidate in strengths}) > 1 else ''} is smaller, "
             "against fewer parties or between other neighbours,"
         )
         text += f" {place} it is {_format_mean(results, optimum, metric)}{_describe_point(results, optimum)}."

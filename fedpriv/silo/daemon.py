@@ -67,7 +67,7 @@ def limit_time(cpu_seconds: float, clock_seconds: float) -> Iterator[None]:
     """Limit the time of the block, which has to run in the main thread.
 
     A timer's signal interrupts the block about ten times a second, to check both limits.  A long call of compiled
-    code can delay the check.
+    code can delay the check.  Blocks cannot be nested: the end of the inner one ends both limits.
 
     Args:
         cpu_seconds: Limit of processor time of the thread, in seconds.

@@ -627,9 +627,13 @@ class SiloLedger:
     def _check_mark(self) -> Commit:
         """Return the last commit of the ledger, if the mark agrees.
 
+        The mark names the ledger's last commit, or the one before and a pending commit: one that was about to be
+        made when the mark was written.
+
         Raises:
             InputError: If the mark cannot be read, has other commits or belongs to another ledger, or the
-                ledger's file is gone or has a damaged header.
+                ledger's file was replaced or has a damaged header.
+            sqlite3.Error: If the ledger's file is gone or cannot be read.
         """
         mark, header = self._mark.read(), self._read_header()
         # The conversion of a ledger of fedpriv 0.3.0 changes its name.  A crash before its commit leaves the new
@@ -644,7 +648,13 @@ class SiloLedger:
             raise InputError(
                 f"{self._path}: has had {header.commit.number} commits, and its mark has seen "
                 f"{mark.last_commit.number}: one of them is an older copy that was put back.  "
-                "What was released since is not on file, so nothing more is released: put the newest ledger "
-                "back, or move this one away for `fedpriv silo restore`"
+                + (
+                    "The mark knows nothing of the newer commits, so nothing more is released: put the newest "
+                    "mark back"
+                    if header.commit.number > mark.last_commit.number
+                    else "What was released since is not on file, so nothing more is released: put the newest "
+                    "ledger back"
+                )
+                + ", or move this one away for `fedpriv silo restore`"
             )
         return header.commit

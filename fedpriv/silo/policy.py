@@ -147,7 +147,7 @@ def check_writers(files: Iterable[Path]) -> None:
 
     Guarantee: at the time of the check nobody but root and the owners of the files, of the links to them, and of
     all folders above them, can replace a file that exists; with one exception, a group that may write a folder
-    further up, as on some systems.
+    further up, as on some systems, or a user or group that may do so by an access control list.
 
     Raises:
         InputError: If group or others may write a file, its folder or the folder of a link on the way, or others a

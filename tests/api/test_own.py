@@ -154,6 +154,36 @@ def test_resuming_a_run_with_other_records_is_refused(tmp_path: Path) -> None:
         run(tmp_path / "run", train=(features + 1.0, labels), resume=True)
 
 
+def test_resuming_a_run_with_another_number_of_classes_is_refused(tmp_path: Path) -> None:
+    """Before: seeds with models of two and of five classes were means of one table."""
+    tree = {**TREE, "federation": {"silos": 4, "rounds": 2}, "model": {"name": "mlp"}}
+    run(tmp_path / "run", tree, model=None)
+    with pytest.raises(fedpriv.InputError, match="holds another run"):
+        run(tmp_path / "run", tree, model=None, classes=5, resume=True)
+
+
+class Activated(nn.Module):
+    """A module whose text shows nothing of its activation."""
+
+    def __init__(self, activation: Any) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer, self.activation = nn.Linear(8, 2), activation
+
+    def forward(self, features: torch.Tensor) -> torch.Tensor:
+        outputs: torch.Tensor = self.activation(self.layer(features))
+        return outputs
+
+
+def test_resuming_a_run_with_another_forward_pass_is_refused(tmp_path: Path) -> None:
+    """Before: modules with equal parameters and texts were one, whatever their code and attributes."""
+    tree = {**TREE, "federation": {"silos": 4, "rounds": 2}}
+    run(tmp_path / "run", tree, model=Activated(torch.relu))
+    assert run(tmp_path / "run", tree, model=Activated(torch.relu), resume=True).complete
+    with pytest.raises(fedpriv.InputError, match="holds another run"):
+        run(tmp_path / "run", tree, model=Activated(torch.tanh), resume=True)
+
+
 def test_guarantee_results_have_no_unkeyed_digest_of_the_records(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -161,7 +191,7 @@ def test_guarantee_results_have_no_unkeyed_digest_of_the_records(
     monkeypatch.setenv("FEDPRIV_DATA", str(tmp_path / "user" / "data"))
     run(tmp_path / "run", {**TREE, "federation": {"silos": 4, "rounds": 2}})
     written = (tmp_path / "run" / "results.json").read_text(encoding="utf-8")
-    digest = _digest_arrays(*(column for part in records() for column in part))
+    digest = _digest_arrays(*(column for part in records() for column in part), text="2 classes ")
     assert "given-" in written
     assert digest.hex()[:16] not in written
     names = list[str]()

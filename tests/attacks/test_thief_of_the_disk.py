@@ -96,7 +96,8 @@ def test_a_rollback_of_either_ledger_or_mark_is_detected(tmp_path: Path, what: s
         shutil.copy(folder / name, tmp_path / "older")
         guard.answer("run", scenario(), t, zeros())
     shutil.copy(tmp_path / "older", folder / name)
-    with pytest.raises(InputError, match="one of them is an older copy that was put back"):
+    remedy = "put the newest ledger back" if what == "the ledger" else "put the newest mark back"
+    with pytest.raises(InputError, match=f"an older copy that was put back.*{remedy}, or move"):
         guard_of(folder / "silo-0.toml")
     refused(guard, "older copy", scenario(), 3, error=InputError)
 

@@ -109,7 +109,7 @@ def test_a_killed_or_failed_task_is_reported_to_flower_at_once(
     """Was: after a minute, and never for one that ended with 1."""
     runtime = RuntimeApi(status)
     runtime.task(code).report_failure()
-    assert caplog.messages == [f"run 7: a run's server {words}; it can be resumed"]
+    assert caplog.messages == [f"run 7: a run's server {words}; fedpriv's own can be resumed"]
     ((path, content),) = runtime.requests
     output = TASK_OUTPUT.request_type.FromString(content)
     assert (path, output.sub_status, output.details) == (TASK_OUTPUT.path, "failed", f"a run's server {words}")

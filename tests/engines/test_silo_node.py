@@ -151,6 +151,32 @@ def test_a_silo_node_repeats_a_request_without_a_reply(
     assert not last_error(tmp_path)
 
 
+def test_a_proxy_that_answers_for_the_superlink_is_reported_by_heartbeats(
+    fleet: FleetClient, tmp_path: Path
+) -> None:
+    """Before: none was written, and the silo counted as stuck while its SuperLink was away."""
+    answer_by(fleet, lambda _: httpx.Response(503))
+    with pytest.raises(httpx.HTTPStatusError):
+        fleet.ask(PULL_MESSAGES, patience=0.0, node={"node_id": 1})
+    assert last_error(tmp_path) == "a proxy answers for the SuperLink: HTTP 503"
+
+
+def test_a_goodbye_without_an_answer_does_not_change_how_a_node_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before: a node that was asked to end while its SuperLink was away ended as one that had lost it."""
+    for name in ("configure_service_logging", "exit_on_signals", "_exit_with_parent"):
+        monkeypatch.setattr(silo_node, name, Mock())
+    monkeypatch.setenv(service.HEARTBEAT_FOLDER_VARIABLE, str(tmp_path))
+    fleet = Mock(connect=Mock(return_value=7), ask=Mock(side_effect=LostError("away")))
+    monkeypatch.setattr(silo_node, "FleetClient", Mock(return_value=fleet))
+    node = Mock(serve=Mock(side_effect=SystemExit(143)), node_id=7)
+    monkeypatch.setattr(silo_node, "SiloNode", Mock(return_value=node))
+    with pytest.raises(SystemExit) as ended:
+        silo_node.main("127.0.0.1:1", "0", "guard", "-")
+    assert ended.value.code == 143
+
+
 def test_an_unreachable_superlink_is_reported_as_lost_after_twenty_seconds(
     fleet: FleetClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,7 +10,7 @@ from flwr.app import Context, RecordDict
 
 from fedpriv.core.errors import InputError, RunError
 from fedpriv.flower import guard_of
-from fedpriv.flower.guards import ModelLayout, SiloGuard, find_guard, read_app_cell
+from fedpriv.flower.guards import ModelLayout, SiloGuard, cell_from_keywords, find_guard, read_app_cell
 from fedpriv.loss.imported import parameter_shapes
 from fedpriv.plan.task import load_task
 from fedpriv.scenario.load import resolve_cell
@@ -162,3 +162,11 @@ def test_scores_of_a_table_whose_cells_choose_the_test_rows_are_of_these_rows(
     monkeypatch.setattr("fedpriv.flower.guards.ask_release", lambda *_, **__: means)
     scores = guard.scores({}, cell.schedule.rounds)
     assert scores == {"eval_loss": pytest.approx(0.0, abs=1e-12), "eval_acc": pytest.approx(1.0)}
+
+
+def test_a_keyword_does_not_replace_the_row_of_the_strategy() -> None:
+    """Before: `name` went to [algorithm], where it was that of another row."""
+    keywords = {"model": "softmax-regression", "silos": 2, "rounds": 4, "clip": 1.0, "step": 0.1, "epsilon": 1.0}
+    keywords |= {"trust": "untrusted", "relation": "replace-one"}
+    cell = cell_from_keywords("dp-sgd", {**keywords, "name": "dp-ftrl"}, None)
+    assert cell.algorithm.name == "dp-sgd"

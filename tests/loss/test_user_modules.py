@@ -599,3 +599,11 @@ def test_a_factory_that_fails_tells_a_server_nothing_of_the_silos_files(tmp_path
         with pytest.raises(InputError, match=r"cannot be built from .* \([A-Z\[]"):  # a person reads why
             build_module(model["name"], "model.name", (6, 3), model["arguments"])
     assert len(lines) == 1
+
+
+def test_freeze_leaves_integer_parameters_of_a_named_layer_frozen() -> None:
+    """Before: torch's own RuntimeError, of a layer with weights of a few bits."""
+    module = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    module[1].register_parameter("codes", nn.Parameter(torch.zeros(3, dtype=torch.int8), requires_grad=False))
+    frozen = fedpriv.freeze(module, except_=("1",))
+    assert [name for name, values in frozen.named_parameters() if values.requires_grad] == ["1.weight", "1.bias"]

@@ -178,6 +178,25 @@ def test_a_setting_of_smaller_delta_and_larger_epsilon_is_not_said_to_have_a_sma
     assert "Where ε is smaller" not in said
 
 
+def test_a_setting_of_smaller_mu_and_larger_epsilon_is_not_said_to_have_a_smaller_epsilon() -> None:
+    """Before: "Where ε is smaller, ..." of the larger ε, since with several δ it is μ that is compared."""
+    figures = {
+        "untrusted": {"mu": 1.0, "delta": 1e-5, "epsilon": 4.378},
+        "trusted": {"mu": 0.9, "delta": 1e-12, "epsilon": 6.458},
+    }
+    said = describe_run(
+        results_of(
+            {"algorithm.trust": list(figures)},
+            facts=lambda point: {
+                **facts()(point),
+                "trust": point["algorithm.trust"],
+                **figures[point["algorithm.trust"]],
+            },
+        )
+    )
+    assert "Where μ is smaller, against fewer parties or between other neighbours, it is" in said
+
+
 @pytest.mark.parametrize(
     ("trust", "data"), [("untrusted", "nothing"), ("trusted", "noise from the scenario's seed")]
 )

@@ -467,3 +467,10 @@ def test_splits_incompatible_with_the_partition_or_validation_are_refused(keys: 
 def test_a_malformed_scenario_finds_no_cached_local_model_scores(written: dict[str, Any]) -> None:
     compute_references(added_cell("filled"))
     assert find_references([written]) == {}
+
+
+def test_no_gain_that_is_not_finite_makes_joining_look_better() -> None:
+    """Before: NaN counted as a gain, and -∞ gave NaN."""
+    epsilons = np.array([1.0, 2.0, 4.0])
+    assert zero_crossing(epsilons, np.array([-1.0, 1.0, np.nan])) == np.inf
+    assert zero_crossing(epsilons, np.array([-np.inf, 1.0, 1.0])) == pytest.approx(2.0)

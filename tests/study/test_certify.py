@@ -24,6 +24,7 @@ from fedpriv.addons.certificate.certify import (
     COORDINATOR,
     FORMAT,
     SignedCertificate,
+    read_certificate,
     sign_certificate,
     verify_certificate,
 )
@@ -237,6 +238,13 @@ def test_a_hostile_certificate_file_is_refused_in_one_line(run: Path, tmp_path: 
         done = command(*words, cwd=tmp_path)
         assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1), done.stderr
         assert done.stderr.startswith(f"fedpriv: {path}: ")
+
+
+def test_a_certificate_of_a_newer_format_is_not_said_to_be_of_the_first_one(tmp_path: Path) -> None:
+    """Before: "certify the run anew", of a certificate for which this program is too old."""
+    content = b'{\n "format": "application/vnd.fedpriv.certificate.4+json"\n}\n'
+    with pytest.raises(InputError, match="it is of another version of fedpriv: read it with that one"):
+        read_certificate(tmp_path / "newer.json", content)
 
 
 def test_a_certificate_is_not_verified_without_trusted_keys_from_elsewhere(run: Path, tmp_path: Path) -> None:

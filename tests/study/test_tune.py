@@ -30,7 +30,7 @@ from fedpriv.addons.tune.tune import _read_score, noisy_score
 from fedpriv.claims.outcome import CellOutcome, RunObserver
 from fedpriv.core.errors import InputError
 from fedpriv.plan.task import load_task, partition_records
-from fedpriv.scenario.load import load_scenario, resolve_cell
+from fedpriv.scenario.load import load_scenario, parse_scenario, resolve_cell
 from fedpriv.scenario.published import TunedChoice, Tuning
 from fedpriv.show.statement import make_statements
 from fedpriv.show.summary import describe_tuning
@@ -422,6 +422,15 @@ BY_THEOREM = {
 }
 """Rows whose numbers a theorem gives, so that nothing is tuned."""
 TUNINGS = sorted((Path(__file__).resolve().parents[2] / "scenarios" / "tuning").glob("*.toml"))
+
+
+def test_a_grid_is_found_by_a_number_in_another_form(tmp_path: Path) -> None:
+    """Before: the point of 1.0 was left out in silence, since its grid was named "1"."""
+    tree = small_tree()
+    tree |= {"privacy": {"relation": "replace-one"}, "sweep": {"privacy.epsilon": [1.0, 4.0]}}
+    grids = {"1": {"algorithm.step": [0.1]}, "4.0": {"algorithm.step": [0.2]}}
+    pairs = pair_grids(parse_scenario(tree, "scenario"), grids, "privacy.epsilon")
+    assert [grid for _, _, grid in pairs] == list(grids.values())
 
 
 @pytest.mark.parametrize("path", TUNINGS, ids=lambda path: path.stem)

@@ -309,8 +309,8 @@ def why_misread(cell: Cell, rows: Sequence[range]) -> str | None:
         batches = cell.schedule.batches(t) if isinstance(cell.schedule, FixedOrder) else range(0)
         actual = range(batches.start * batch_size, batches.stop * batch_size)
         if actual != expected:
-            expected_rows = f"{expected.start} to {expected.stop - 1}"
-            return f"round {t} reads records {actual.start} to {actual.stop - 1}, not {expected_rows}"
+            actual_rows = f"records {actual.start} to {actual.stop - 1}" if actual else "no records"
+            return f"round {t} reads {actual_rows}, not {expected.start} to {expected.stop - 1}"
     return None
 
 

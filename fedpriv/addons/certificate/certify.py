@@ -306,8 +306,12 @@ def read_certificate(path: Path, content: bytes | None = None) -> dict[str, Any]
     if "fedpriv" in str(tree.get("format")) and not is_known:
         raise InputError(
             f"{path}: has the format {sanitize_line(repr(tree['format']), 60)}, and this program reads "
-            f"{FORMAT!r} and {OLD_FORMAT!r}; under format 1 silos signed without planning the run again: certify "
-            "the run anew"
+            f"{FORMAT!r} and {OLD_FORMAT!r}; "
+            + (
+                "under format 1 silos signed without planning the run again: certify the run anew"
+                if tree["format"] == "fedpriv certificate 1"
+                else "it is of another version of fedpriv: read it with that one"
+            )
         )
     if not is_known or set(tree) != {"about", "format", "body", "silos", "coordinator"}:
         raise InputError(f"{path}: is no certificate of a model; expected the format {FORMAT!r}")

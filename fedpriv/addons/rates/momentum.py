@@ -26,7 +26,8 @@ group of nodes decide the noise for a guarantee μ:
 | energy E | largest squared displacement of all nodes of the group together, by one record |
 | amplification A | mean over rounds of the sum of squared coefficients of the nodes in m_t/α |
 
-`count_second` takes the mean for windows over a random sample of rounds.  μ is that of (ε, δ), δ = 1e-5.
+The mean for prefixes is over the first 2^22 rounds at most, and `count_second` takes that for windows over a
+random sample of rounds.  μ is that of (ε, δ), δ = 1e-5.
 
 One group needs a variance of α² A E/μ², and several with the best shares of the guarantee (α Σ √(A E))²/μ².
 Algorithm 2 has four groups: gradients of the first two epochs, gradients of later ones, differences between
@@ -249,8 +250,10 @@ def _window_energy(records: int, low: int, high: int) -> NDArray[np.float64]:
 def _prefix_energies(records: int, rounds: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Return each record's energy in the nodes of all prefixes, for two norms of its increments.
 
-    A node of more than N rounds may have a record several times, with a factor (1-α)^N for each epoch further
-    back.
+    A prefix is composed of nodes by the binary digits of its length, a node for each digit 1.  Such a node starts
+    after the rounds of larger nodes, so that of each level only every second node is used, the first one included.
+    Nodes of at most N rounds are counted by `_node_energy`.  A node of more rounds, whose level is the bit length
+    of N or above, may have a record several times, with a factor (1-α)^N for each epoch further back.
 
     Args:
         records: N.

@@ -22,7 +22,7 @@ The columns of a table are its axes, whose bins or words are crossed.  The form 
 * "survival": sums over bins of a time, for records with an event and for censored ones.
 
 In the last two, other axes split the records into groups, each with a curve.  The code of a record in a table is
-its cell, or x for moments.
+its cell, or x for moments, which is 9 if the number is missing.
 
 The noise has one standard deviation in all coordinates.  With the scales a_j = √(w_j / Σ w) / max_k ‖C_j e_k‖ a
 record's coordinates in table j have a squared norm of at most w_j / Σ w, by the table's weight w_j.  This is the

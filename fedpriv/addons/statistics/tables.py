@@ -442,16 +442,17 @@ def _bound_shares(sums: Floats, root: Floats, std: float) -> tuple[Floats, Float
     """Return the ends of the intervals of 95 % for the shares of these records in the cells up to each.
 
     The interval has the shares f with |N_k - f n| ≤ 1.96 standard deviations of the noise in N_k - f n (Fieller
-    1954), in which n has noise, too.  Its ends are cut to 0 … 1.  The interval is 0 … 1 if n is within 1.96
-    standard deviations of 0.
+    1954), in which n has noise, too.  Its ends are cut to 0 … 1, so that it is 0 alone or 1 alone if all these
+    shares lie outside.  The interval is 0 … 1 if n is within 1.96 standard deviations of 0.
 
     Args:
         sums: N, of which the last is n, above 0.
         root: Square root of prefix sums, by which the noise of the release enters N.
         std: Standard deviation of the noise in each coordinate, in records.
     """
+    # 1.96² times the variances of N_k, and their covariances with n, whose own variance is the last covariance.
     noise = (Z * std) ** 2 * np.stack([np.sum(root**2, axis=1), root @ root[-1]])
-    # The condition is a f² - 2 b f + c ≤ 0.
+    # The squared condition, (N_k - f n)² ≤ 1.96² Var(N_k - f n), is a f² - 2 b f + c ≤ 0.
     a, b, c = sums[-1] ** 2 - noise[1, -1], sums * sums[-1] - noise[1], sums**2 - noise[0]
     if a <= 0.0:
         return np.zeros_like(sums), np.ones_like(sums)

@@ -5,7 +5,8 @@ A setting has one value for each of these keys.  A trial is a run with a setting
 records, and is judged on them.  A cell is a run with every key of its scenario resolved.
 
 A grid varies keys that affect training, never the promise (what is protected, and at which price), the adversary
-or the records.  The default grid has multiples of numbers in the scenario's [algorithm].
+or the data.  Its rounds, epochs and batches may change how many records take part.  The default grid has multiples
+of numbers in the scenario's [algorithm].
 """
 
 import itertools
@@ -265,8 +266,8 @@ def pair_grids(
 
     Args:
         scenario: Scenario that is tuned.
-        grids: Grids by the value of `axis` as text, such as "dp-sgd" or "0.5", or None for an empty grid at each
-            point.
+        grids: Grids by the value of `axis` as text, such as "dp-sgd", "1" or "1.0", or None for an empty grid
+            at each point.
         axis: Dotted key, which need not be swept and which points may lack.
 
     Returns:
@@ -275,9 +276,21 @@ def pair_grids(
     """
     pairs: list[tuple[Mapping[str, Any], Cell, Grid]] = []
     for point in scenario.points[:: len(scenario.seeds)]:  # the first seed of each sweep point
-        tree = point.cell.canonical_data()
         when = dict(point.swept_values) or {"algorithm.name": point.cell.algorithm.name}
-        grid = {} if grids is None else grids.get(str(point.swept_values.get(axis, look_up_key(tree, axis))))
+        value = point.swept_values.get(axis, look_up_key(point.cell.canonical_data(), axis))
+        # The name of a grid is a value as text or as TOML, where 1 and 1.0 are one number.
+        grid = (
+            {}
+            if grids is None
+            else next(
+                (
+                    grid_of_value
+                    for name, grid_of_value in grids.items()
+                    if name == str(value) or parse_assignment(f"{axis}={name}")[1] == value
+                ),
+                None,
+            )
+        )
         if grid is not None:
             pairs.append((when, point.cell, grid))
     return pairs

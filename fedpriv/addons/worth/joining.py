@@ -291,7 +291,8 @@ def _load_grid(request: JoiningRequest, trust: str, split: int | None, spared: f
         *([] if spared is None else [f"data.spared={spared}"]),
     ]
     grid = load_scenario(request.scenario, [*request.overrides, *keys])
-    # Silos' records, local models and δ are those of the first cell, so that settings may not differ in these.
+    # Silos' records, local models and δ are those of the first cell with each seed, so that settings may not
+    # differ in these.
     fixed_keys = {
         json.dumps(
             [

@@ -92,11 +92,13 @@ def _table_lines(result: JoiningResult) -> list[list[str]]:
     """Return the lines of the table: the references, and one line for each trust setting and ε.
 
     References are the local models, the pooled model without noise, that model after silos fit its intercepts and
-    scale to their records, and the rounds without noise.  A line has the scores of the released models, those of
-    the recalibrated ones (intercepts and scale fitted by each silo to its records), and the gain over the local
-    models with its standard error, 95 % interval and standard deviation over noise seeds.  Then come the fraction
-    of silos that gain, and the fraction that would gain by chance.  With personal models a line also has their
-    gain with its standard error, and with drawn splits the gain in the published split.
+    scale to their records, and the rounds without noise.  The score of a pooled model is the mean score of the
+    local models plus its gain, which is that of the first seed if seeds give silos other records.  A line has the
+    scores of the released models, those of the recalibrated ones (intercepts and scale fitted by each silo to its
+    records), and the gain over the local models with its standard error, 95 % interval and standard deviation over
+    noise seeds.  Then come the fraction of silos that gain, and the fraction that would gain by chance.  With
+    personal models a line also has their gain with its standard error, and with drawn splits the gain in the
+    published split.
     """
     local_score, (scale, digits) = result.mean_of("alone"), scale_of(result.metric)
 

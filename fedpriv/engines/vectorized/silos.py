@@ -1,8 +1,8 @@
 """Silos of replicates, which are runs that the vectorized engine computes side by side.
 
 A cell is one run: the settings of a scenario, with one value for each swept key and one seed.  Cells form a group
-(`group_cells`) if their data, model, rounds and silos are the same, and the kinds of their estimators, mechanisms
-and optimizers.  The cells of a group are its replicates.
+(`group_cells`) only if their data, model, rounds and silos are the same, and the kinds of their estimators,
+mechanisms and optimizers.  Large groups are split.  The cells of a group are its replicates.
 
 In each round the server sends a vector, the query.  A silo sums the clipped contributions of its records
 (increments), and releases the decayed sum of them over rounds (running sum), with noise if it adds any.  The

@@ -142,7 +142,13 @@ class ScaledLoss(RootLoss):
     def evaluate(self, roots: Floats) -> tuple[float, Floats]:
         """Compute log ‖clip · R A diag(n) C^-1‖² and its gradient with respect to the roots, (2m,).
 
-        The gradient has two parts, since the roots are in C^-1 and in the column norms n.
+        The gradient has two parts, since the roots are in C^-1 and in the column norms n.  With the signal
+        s = clip · R A diag(n) C^-1, a root changes ‖s‖² by
+
+            2 (Σ ∂‖s‖²/∂n² · d(n²/2) + Σ s · ds),
+
+        where ds is the change of s by C^-1 alone.  C is a product of factors (1 - φ x) / (1 - θ x).  So a θ
+        changes C by C x / (1 - θ x), and C^-1 by the same factor with a minus.  A φ has the other signs.
 
         Args:
             roots: θ_1, φ_1, θ_2, φ_2, …, θ_m, φ_m, (2m,).

@@ -1,4 +1,4 @@
-"""Increments of records as integer vectors of bounded norm: truncated, then checked in integers.
+"""Increments of records as integer vectors of bounded norm: truncated, then checked again.
 
 An increment is a record's clipped contribution, in R^d, to the sum of a round.  It is multiplied by a factor
 (units of the lattice, the multiples of one number, per unit of an increment) and truncated to integers of
@@ -89,7 +89,9 @@ def add_truncated(total: Ints, increment: Floats, norm: int, factor: float, coun
     check_norm(norm)
     (values, exponent), size = (increment[None], np.zeros(1, np.int32)), len(increment)
     with np.errstate(all="ignore"):
-        # Shrinking changes no bit of the result for values within these bounds, since nothing underflows.
+        # Squares of very large values would overflow, and those of very small ones would be 0.  So a row is
+        # divided by a power of two, 2^exponent, before its norm is computed.  Within the bounds of `_MODERATE`
+        # that would change no bit of the result, and is left out.
         if not compiled_or(are_moderate, lambda *_: False, size)(increment, *_MODERATE):
             values, exponent = shrink_rows(values)
         (scale,) = row_scales(np.sqrt(squared_norms(values)), exponent, norm, factor).tolist()

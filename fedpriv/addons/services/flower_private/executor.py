@@ -9,7 +9,7 @@ A task is the server, the simulation or a client app of a run.  By its token, a 
 Runtime API which task it runs.  Heartbeats tell Flower that the process is alive.
 
 A trial is a process that loads what a run's server loads, and asks the Runtime API over a connection of its own.
-A machine on which a process cannot start, load its modules or be answered is noticed before there is a run.
+A machine on which a process cannot start, load its modules or be answered is mostly noticed before a run is.
 """
 
 import logging
@@ -104,7 +104,10 @@ class TaskProcess:
             return
         details = f"{_TASK_TITLES.get(self.task_type, 'a task')} {describe_exit(self.process.returncode)}"
         _log.error(
-            "run %d: %s%s", self.run_id, details, "; it can be resumed" if self.task_type == SERVERAPP else ""
+            "run %d: %s%s",
+            self.run_id,
+            details,
+            "; fedpriv's own can be resumed" if self.task_type == SERVERAPP else "",
         )
         # The failed process has mostly reported the reason itself, and then Flower refuses the task's token.
         with suppress(httpx.HTTPError):

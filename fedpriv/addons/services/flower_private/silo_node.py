@@ -128,7 +128,7 @@ class FleetClient:
 
         Args:
             route: Route of the request.
-            patience: Seconds after which a failed request is not repeated any more.
+            patience: Seconds after which no request is sent any more, up to the last pause of at most 2 s.
             **fields: Fields of the request.
 
         Raises:
@@ -137,11 +137,10 @@ class FleetClient:
             LostError: No readable answer came until the end of `patience`, or the SuperLink refuses the key or
                 this machine's clock.
         """
-        request = route.request_type(**fields)
         deadline, pause = time.monotonic() + patience, 0.1
         while True:
             try:
-                answer = self._client.ask(route, request)
+                answer = self._client.ask(route, route.request_type(**fields))
             except httpx.HTTPStatusError as error:
                 response = error.response
                 if response.status_code == httpx.codes.UNAUTHORIZED:
@@ -149,6 +148,8 @@ class FleetClient:
                     write_heartbeat(SUPERNODE, reason)
                     raise LostError(reason) from None
                 # From 502 on, as a proxy answers for it, the SuperLink counts as away.
+                if response.status_code >= 502:
+                    write_heartbeat(SUPERNODE, f"a proxy answers for the SuperLink: HTTP {response.status_code}")
                 if response.status_code < 502 or time.monotonic() > deadline:
                     raise
             except httpx.HTTPError as error:
@@ -170,12 +171,12 @@ class FleetClient:
 
         Raises:
             LostError: The SuperLink does not answer, or does not admit the node.
-            httpx.HTTPStatusError: The SuperLink does not register the node's own key.
+            httpx.HTTPStatusError: The SuperLink does not register the node's own key, or a proxy answers for it.
         """
         if registers_itself:
             self.ask(SELF_REGISTER_NODE, public_key=self.public_key)
         if previous_id is not None:
-            with suppress(httpx.HTTPStatusError, LostError):  # the SuperLink is away, or was restarted
+            with suppress(httpx.HTTPStatusError, LostError):  # away, restarted, or the node is offline
                 self.ask(DEACTIVATE_NODE, node_id=previous_id)
         try:
             return int(
@@ -427,8 +428,9 @@ def main(superlink: str, silo: str, guard: str, keys: str) -> None:
         id_file.write_text(str(node.node_id))
         try:
             node.serve()
-        finally:  # also after a signal, or if the SuperLink is lost
-            fleet.ask(DEACTIVATE_NODE, patience=0.0, node_id=node.node_id)
+        finally:  # also after a signal, or if the SuperLink is lost, which does not hide how the node ended
+            with suppress(LostError, httpx.HTTPError):
+                fleet.ask(DEACTIVATE_NODE, patience=0.0, node_id=node.node_id)
     except (LostError, httpx.HTTPError) as error:
         _log.debug("lost: %s", error)
         sys.exit(LOST_EXIT_CODE)
