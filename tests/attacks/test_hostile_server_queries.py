@@ -2,6 +2,9 @@
 
 import itertools
 import json
+import math
+import struct
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -21,12 +24,39 @@ from fedpriv.scenario.load import resolve_cell
 from fedpriv.silo.ledger import LedgerError, SiloLedger
 from fedpriv.silo.silo import unpack_state
 from tests.attacks.guards import cards, guard_for, guard_process, never, random_records, scenario, zeros
-from tests.noise.integers.test_records import bits, from_bits
 from tests.parts import in_parts
 from tests.silo.charged import charged
 from tests.silo.guarded import find_run, guard_of, refused
 
 OVERFLOWING = 1.7e308  # of allow.query: an administrator who allows everything
+
+
+def from_bits(dtype: torch.dtype) -> Callable[[list[int]], Tensor]:
+    """Any floats at all, payloads of NaN included, from their bits."""
+    width, kind = ("I", np.float32) if dtype == torch.float32 else ("Q", np.float64)
+    return lambda words: torch.from_numpy(np.frombuffer(struct.pack(f"<{len(words)}{width}", *words), kind).copy())
+
+
+def bits(dtype: torch.dtype) -> st.SearchStrategy[int]:
+    """Of any float, and more often of those that arithmetic stumbles over."""
+    width = 32 if dtype == torch.float32 else 64
+    kind, word = (np.float32, np.uint32) if dtype == torch.float32 else (np.float64, np.uint64)
+    info = np.finfo(kind)
+    values = [0.0, -0.0, 1.0, -1.0, math.inf, -math.inf, math.nan, info.max, -info.max, info.tiny, -info.tiny]
+    values += [
+        info.smallest_subnormal,
+        1e-40,
+        2.0**40,
+        -(2.0**40),
+        0.6 * info.max,
+        1e30,
+        -1e30,
+        1e-30,
+        88.0,
+        710.0,
+    ]
+    known = [int(number) for number in np.array(values, kind).view(word)]
+    return st.one_of(st.sampled_from(known), st.integers(0, 2**width - 1))
 
 
 def bright_and_dark() -> tuple[NDArray[np.uint8], NDArray[np.uint8], NDArray[np.int64]]:
