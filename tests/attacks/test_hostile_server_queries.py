@@ -31,7 +31,7 @@ from tests.silo.guarded import find_run, guard_of, refused
 OVERFLOWING = 1.7e308  # of allow.query: an administrator who allows everything
 
 
-def from_bits(dtype: torch.dtype) -> Callable[[list[int]], Tensor]:
+def from_bits(dtype: torch.dtype) -> Callable[[list[int]], torch.Tensor]:
     """Any floats at all, payloads of NaN included, from their bits."""
     width, kind = ("I", np.float32) if dtype == torch.float32 else ("Q", np.float64)
     return lambda words: torch.from_numpy(np.frombuffer(struct.pack(f"<{len(words)}{width}", *words), kind).copy())
