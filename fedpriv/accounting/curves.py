@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.special import erfcx, log_ndtr, ndtr
+from scipy.special import erfcx, ndtr
 
 from fedpriv.accounting.gaussian import check_delta, check_epsilon, check_mu, smallest_between, smallest_safe
 from fedpriv.core.errors import InputError
@@ -189,17 +189,15 @@ def _gaussian_deltas(mu: float, epsilons: Floats, sign: float) -> Floats:
 def _tail_ratio(a: Floats, b: Floats) -> Floats:
     """Return e^ε Φ(-b) / Φ(-a) with ε = (b² - a²)/2, for arrays of one shape with b ≥ |a|.
 
-    The result is the Mills ratio (1 - Φ)/φ at b over that at a, since e^ε φ(b) = φ(a).  So e^ε, which may
-    overflow, is not computed.
+    With a = ε/μ - μ/2 and b = ε/μ + μ/2, δ(ε) of μ-GDP is Φ(-a) times 1 less this ratio.  The ratio is the Mills
+    ratio (1 - Φ)/φ at b over that at a, since e^ε φ(b) = φ(a).  So e^ε, which may overflow, is not computed.
     """
     half = np.sqrt(0.5)
     with np.errstate(over="ignore", invalid="ignore"):
         mills_ratio = erfcx(b * half) / erfcx(a * half)
-    is_far = a < -5.0  # erfcx(a/√2) overflows near a = -38, and logarithms do not cancel below -5
-    epsilons = 0.5 * (b * b - a * a)
-    return as_floats(
-        np.where(is_far, np.exp(np.minimum(0.0, epsilons + log_ndtr(-b) - log_ndtr(-a))), mills_ratio)
-    )
+        # erfcx(a/√2) overflows near a = -38: below -5 it is taken as 2 e^(a²/2) Φ(-a).
+        far_ratio = erfcx(b * half) * np.exp(-0.5 * a * a) / (2.0 * ndtr(-a))
+    return as_floats(np.where(a < -5.0, far_ratio, mills_ratio))
 
 
 _SEARCH_POINTS = 8192  # values of ε at which the curve of a group is evaluated

@@ -632,7 +632,8 @@ class SiloLedger:
 
         Raises:
             InputError: If the mark cannot be read, has other commits or belongs to another ledger, or the
-                ledger's file was replaced or has a damaged header.
+                ledger's header is damaged.  A file that was replaced since it was opened is not noticed here, but
+                SQLite refuses the next write to it.
             sqlite3.Error: If the ledger's file is gone or cannot be read.
         """
         mark, header = self._mark.read(), self._read_header()

@@ -333,7 +333,11 @@ def wipe_journal(ledger: Path) -> bool:
 
     The journal can have pages from before the last commit, with values that were wiped in the ledger.
 
-    Guarantee: a journal that SQLite still needs is left as it is, and the result is False.
+    The caller holds the ledger's lock, with no transaction open: the journal of an open one may not show that
+    SQLite needs it.
+
+    Guarantee: a journal from which SQLite has to restore the file after a crash is left as it is, and the result
+    is False.
 
     Returns:
         True if the journal is zeros now or does not exist, or False if SQLite still needs it.

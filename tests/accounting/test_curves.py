@@ -31,6 +31,12 @@ def gaussian_losses(mu: float, points: int = 4001) -> PrivacyLossDistribution:
     return PrivacyLossDistribution(mu * edges[1:] + 0.5 * mu * mu, masses, float(ndtr(-edges[-1])))
 
 
+def test_a_gaussian_curve_is_not_below_the_exact_delta_at_enormous_losses() -> None:
+    """Before: 0.0005 where δ is 1 at μ = 3e9, since two logarithms of 2e19 cancelled."""
+    for mu, epsilon in ((3e9, 4.4999999835e18), (1e10, 5e19 - 8e10)):
+        assert float(curves.gaussian_curve(mu)(np.array([epsilon]))[0]) >= gdp.delta_of(mu, epsilon) * (1 - 1e-11)
+
+
 @settings(max_examples=200)
 @given(mu=st.floats(1e-4, 60.0), epsilon=st.floats(0.0, 600.0))
 def test_gaussian_curves_hold_the_exact_delta_between_them(mu: float, epsilon: float) -> None:

@@ -309,9 +309,10 @@ def renew_certificate(key_folder: Path, authority_folder: Path) -> Certificate:
     )
     refuse(
         {
+            other_authority_reason: old_certificate.content.issuer != authority.content.subject,
             # Authorities may have equal names: ca.crt, which silos trust, has to have this authority's key.
-            other_authority_reason: old_certificate.content.issuer != authority.content.subject
-            or authority.content.public_key()
+            f"{key_folder / AUTHORITY_FILE}: lacks the key of {authority.path}, so silos would refuse the new "
+            "certificate": authority.content.public_key()
             not in [trusted.content.public_key() for trusted in read_certificates(key_folder / AUTHORITY_FILE)],
             expiry_reason: authority.expires_soon,
         }
