@@ -42,7 +42,7 @@ from fedpriv.core.errors import InputError, RunError, refuse, sanitize_line
 from fedpriv.loss.frozen import frozen_names, trainable_parameters
 from fedpriv.loss.module import check_module
 from fedpriv.loss.scores import scores_to_metrics
-from fedpriv.noise.trust import CURATOR, RECORD, UNTRUSTED
+from fedpriv.noise.trust import RECORD, UNTRUSTED
 from fedpriv.papers.base import ScheduledSettings
 from fedpriv.papers.sgd import DP_SGD, SgdSettings
 from fedpriv.papers.table import find_algorithm
@@ -325,7 +325,7 @@ def _require_app_cell(cell: Cell, source: str) -> Cell:
             cell.algorithm.row.model is not None
         ),
         f"algorithm.trust = {cell.algorithm.trust!r}: a curator has all records, and no silos": (
-            cell.algorithm.trust == CURATOR.name
+            not cell.algorithm.trust_setting.broadcasts
         ),
         f"privacy.unit = {cell.privacy.unit!r}: an app's records are protected one by one": (
             cell.privacy.unit != RECORD.name

@@ -560,6 +560,7 @@ class PhaseEnds(Mechanism):
 
     name: ClassVar[str] = "phase-ends"
     words: ClassVar[str] = "Gaussian noise on the point that ends a phase, the only one that is published"
+    protects_queries: ClassVar[bool] = False
 
     phases: Phases
     """Schedule of the phases."""

@@ -157,6 +157,11 @@ class DifferenceTrees(Mechanism):
         )
 
     @property
+    def clipped_parts(self) -> tuple[float, ...]:  # type: ignore[override]
+        """Clip norms of Δ and r, or () if queries' movement bounds them."""
+        return (self.difference, self.residual) if self.movement is None else ()
+
+    @property
     def fresh_std(self) -> float:
         """Standard deviation of the r tree's node that ends at t, or 0 for epochs of one round."""
         return self.std_residual if self.rounds_per_epoch > 1 else 0.0
@@ -269,16 +274,17 @@ def calibrate_trees(trees: Trees, workload: Workload, shares: Literal["best", "e
     """
     trees.check_workload(workload)
     worst_norms = np.array([float(np.max(squared_norms)) for squared_norms in trees.squared_norms(workload)])
-    share_weights = (worst_norms > 0.0).astype(float)
-    if shares == "best":
-        mean_variances = [with_stds(trees, unit).mean_variance(workload) for unit in np.eye(4)]
-        share_weights = np.sqrt(np.array(mean_variances) * worst_norms)
-    clip = float(np.max(workload.clips))
+    share_weights = (
+        np.sqrt(np.array([with_stds(trees, unit).mean_variance(workload) for unit in np.eye(4)]) * worst_norms)
+        if shares == "best"
+        else (worst_norms > 0.0).astype(float)
+    )
     shares_of_groups = share_weights / np.sum(share_weights)
     with np.errstate(divide="ignore"):  # `attained_sensitivity` refuses the infinite size of a share of 0
         return with_stds(
             trees,
-            np.sqrt(np.divide(worst_norms, shares_of_groups, out=np.zeros(4), where=worst_norms > 0.0)) / clip,
+            np.sqrt(np.divide(worst_norms, shares_of_groups, out=np.zeros(4), where=worst_norms > 0.0))
+            / float(np.max(workload.clips)),
         )
 
 
@@ -501,8 +507,6 @@ class DifferenceFactorization(Factorization):
 
     A round's fresh vectors come in the same order as the parts: r if N > 1, G, and from the second epoch on Δ.
     """
-
-    has_parts: ClassVar[bool] = True
 
     trees: AlignedDifferences = dataclasses.field(kw_only=True)
     """Trees with their bounds of r and Δ, which are clip norms in real units, and with a rounded decay."""

@@ -250,6 +250,15 @@ class Mechanism(Protocol):
     Silos and simulations check the distance.
     """
 
+    clipped_parts: tuple[float, ...] = ()
+    """Clip norms of the further parts of an increment, or () if increments are clipped as a whole.
+
+    The noise is charged for these norms.
+    """
+
+    protects_queries: ClassVar[bool] = True
+    """True if every query is post-processing of noisy sums, so that it may be broadcast."""
+
     fades: ClassVar[bool] = False
     """True for a C ≥ 0 whose columns never grow and may go on to the end of the run.
 
@@ -434,9 +443,6 @@ class Factorization:
     workload: Workload
     sensitivity_factor: Fraction = Fraction(1)
     """Factor of the sensitivity for coefficients of `strategy` that only approximate those of `mechanism`."""
-
-    has_parts: ClassVar[bool] = False
-    """True if an increment's parts are clipped separately, and a round takes a vector for each part."""
 
     def part_clips(self, t: int) -> tuple[float, ...]:
         """Return the norm bound of one record in each vector of round t, in real units."""

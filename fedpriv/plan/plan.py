@@ -27,8 +27,7 @@ from fedpriv.loss.objective import PROVED_DIAMETERS, Deterministic, EvaluationVi
 from fedpriv.loss.ridge import RidgeStatistics
 from fedpriv.loss.rows import ColumnMoments
 from fedpriv.loss.views import PerUnit
-from fedpriv.noise.diagonal import IndependentGaussian, PhaseEnds
-from fedpriv.noise.differences import DifferenceTrees
+from fedpriv.noise.diagonal import IndependentGaussian
 from fedpriv.noise.integers.plan import ExactPlan, IntegerRound
 from fedpriv.noise.mechanism import Mechanism
 from fedpriv.noise.registry import check_readable
@@ -351,14 +350,7 @@ def make_plan(cell: Cell, objective: Objective, *, for_release: bool = False) ->
     estimator, mechanism, workload = make_uncalibrated_parts(cell, problem)
     check_absences(cell, estimator, mechanism)
     check_readable(mechanism, workload, row.name)
-    private, rounds, charged_parts = (
-        cell.target_mu is not None,
-        make_rounds(estimator, schedule.rounds),
-        # Norms for which noise of three trees is charged, unless differences of gradients are not clipped.
-        (mechanism.difference, mechanism.residual)
-        if isinstance(mechanism, DifferenceTrees) and mechanism.movement is None
-        else (),
-    )
+    private, rounds = cell.target_mu is not None, make_rounds(estimator, schedule.rounds)
     check_augmentation_allowed(objective, row_objective := row.objective(settings, problem, objective), row.name)
     relation, unit = cell.privacy.relation, cell.privacy.protected_unit
     check_dependence(row_objective, unit.allowed_dependence, f'privacy.unit = "{unit.name}"')
@@ -374,7 +366,7 @@ def make_plan(cell: Cell, objective: Objective, *, for_release: bool = False) ->
                 ),
                 f"algorithm.trust = {trust.name!r}: with the noise of {row.name} only what ends a phase is "
                 f"private, and every query is broadcast; use {CURATOR.name!r}": (
-                    isinstance(mechanism, PhaseEnds) and trust is not CURATOR
+                    trust.broadcasts and not mechanism.protects_queries
                 ),
                 f"{row.name}: {mechanism.name} noise rests on how far queries move, and gradients here follow "
                 "from more than record, row, silo and query; take another mechanism": (
@@ -382,9 +374,8 @@ def make_plan(cell: Cell, objective: Objective, *, for_release: bool = False) ->
                     and declared_dependence(unit_objective) & ~(OWN_FACTS & ~Dependence.ROUND)
                 ),
                 f"{row.name}: {mechanism.name} noise is for increments that are clipped "
-                f"{'in parts, to its own norms' if charged_parts else 'as a whole'}; take another mechanism": (
-                    {step.clips[1:] for step in rounds} != {charged_parts}
-                ),
+                f"{'in parts, to its own norms' if mechanism.clipped_parts else 'as a whole'}; take another "
+                "mechanism": ({step.clips[1:] for step in rounds} != {mechanism.clipped_parts}),
             }
         )
     check_clips(rounds, max(batch_sizes), private)

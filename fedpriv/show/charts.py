@@ -301,7 +301,7 @@ def _make_privacy_series(results: Results, metric: Metric, fixed: Mapping[str, A
     published: list[Mark] = []
     for point in sweep_points(results):
         # Cells are looked for at the few points of this series only, since each search compares all cells.
-        cells = cells_at_point(results, point) if all(point[key] == value for key, value in fixed.items()) else []
+        cells = cells_at_point(results, point) if fixed.items() <= point.items() else []
         if not cells or cells[0]["epsilon"] is None:
             continue
         level, guarantee, comparison = (

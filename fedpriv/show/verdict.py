@@ -23,7 +23,7 @@ from fedpriv.core.figures import (
     format_with_spread,
 )
 from fedpriv.core.random import SERVER
-from fedpriv.noise.trust import CLIENT, CURATOR, RECORD, USER, find_trust
+from fedpriv.noise.trust import CLIENT, RECORD, USER, find_trust
 from fedpriv.papers.table import ALGORITHMS
 from fedpriv.scenario.published import flatten_keys
 from fedpriv.show.summary import (
@@ -256,7 +256,7 @@ def _party_views_of_trust(name: str, cells: Sequence[Mapping[str, Any]]) -> list
     noise_kinds = {cell["noise"] for cell in cells}
     key = "".join(text for kind, text in key_texts.items() if kind in noise_kinds)
     public_view = PartyView("everyone else", "nothing", "the models that are published")
-    if trust is CURATOR:
+    if not trust.broadcasts:
         return [PartyView("the curator", f"the records of all silos, the test records{key}", "all"), public_view]
     if all("clients" in cell for cell in cells):
         return [

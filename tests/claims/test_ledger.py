@@ -202,9 +202,7 @@ def test_doctored_mu_in_the_results_is_detected(tmp_path: Path) -> None:
 
 def test_a_silo_with_less_noise_than_its_own_budget_asks_for_is_seen(tmp_path: Path) -> None:
     tree = small_tree(privacy={"relation": "replace-one", "epsilon": 2.0, "shares": [0.1, 0.5, 1.0]})
-    results = write_run(tmp_path, tree)
-    (entry,) = read_ledger(results.parent)
-    assert entry.disagreement is None
+    results, entry = agreeing_run(tmp_path, tree)
     edit_cell(results, lambda cell: cell["releases"][0].update(std=cell["releases"][2]["std"]))
     (entry,) = read_ledger(results.parent)
     assert entry.disagreement == "releases are not those of all rounds, silos and steps of its scenario"
@@ -300,6 +298,22 @@ def test_doctored_releases_that_do_not_match_the_run_are_detected(tmp_path: Path
     assert check(results).exit_code != 0
 
 
+def agreeing_run(folder: Path, tree: dict[str, Any]) -> tuple[Path, LedgerEntry]:
+    """Path of the results of a run, and its entry in the ledger, which agrees with the scenario."""
+    results = write_run(folder, tree)
+    (entry,) = read_ledger(results.parent)
+    assert entry.disagreement is None
+    return results, entry
+
+
+def disagreement_at_equal_mu(results: Path) -> str | None:
+    """What differs from the scenario in a record that claims μ = 1 as before."""
+    (entry,) = read_ledger(results.parent)
+    assert entry.claim is not None
+    assert entry.claim.guarantee.mu == pytest.approx(1.0)
+    return entry.disagreement
+
+
 def _halved(stream: dict[str, Any], key: str) -> None:
     """The same μ of half of the noise."""
     stream["std"] /= 2.0
@@ -323,15 +337,10 @@ def test_less_noise_for_smaller_increments_than_the_scenarios_is_seen(
         algorithm={"name": "dp-sgd", "trust": "untrusted", "clip": 1.0, "step": 0.1},
         privacy={"relation": "replace-one", "mu": 1.0},
     )
-    results = write_run(tmp_path, tree)
-    (entry,) = read_ledger(results.parent)
-    assert entry.disagreement is None
+    results, _entry = agreeing_run(tmp_path, tree)
     edit_cell(results, lambda cell: cell["releases"][0].setdefault("apart", 2.0))
     edit_cell(results, lambda cell: _halved(cell["releases"][0], key))
-    (entry,) = read_ledger(results.parent)
-    assert entry.claim is not None
-    assert entry.claim.guarantee.mu == pytest.approx(1.0)
-    assert entry.disagreement == reason
+    assert disagreement_at_equal_mu(results) == reason
 
 
 def test_the_weight_that_one_of_several_silos_should_have_is_named(tmp_path: Path) -> None:
@@ -477,9 +486,7 @@ def test_persons_in_fewer_silos_than_the_scenario_says_are_seen(tmp_path: Path) 
         algorithm={"name": "dp-sgd", "trust": "untrusted", "clip": 0.3, "step": 1.0},
         privacy={"relation": "zero-out", "mu": 1.0, "unit": "user", "records": 8, "shared": 4},
     )
-    results = write_run(tmp_path, tree)
-    (entry,) = read_ledger(results.parent)
-    assert entry.disagreement is None
+    results, _entry = agreeing_run(tmp_path, tree)
 
     def charge_one_silo(cell: dict[str, Any]) -> None:
         for stream in cell["releases"]:
@@ -487,10 +494,8 @@ def test_persons_in_fewer_silos_than_the_scenario_says_are_seen(tmp_path: Path) 
             stream["unit"]["shared"] = 1
 
     edit_cell(results, charge_one_silo)
-    (entry,) = read_ledger(results.parent)
-    assert entry.claim is not None
-    assert entry.claim.guarantee.mu == pytest.approx(1.0)
-    assert entry.disagreement == "releases are not those of all rounds, silos and steps of its scenario"
+    difference = disagreement_at_equal_mu(results)
+    assert difference == "releases are not those of all rounds, silos and steps of its scenario"
 
 
 @pytest.mark.parametrize("mechanism", [IndependentGaussian(), BandedSquareRoot(1.0, 4)])
@@ -503,9 +508,7 @@ def test_less_noise_for_other_running_sums_or_another_mechanism_is_seen(
         algorithm={"name": "dp-ftrl", "trust": "untrusted", "clip": 1.0, "step": 0.1},
         privacy={"relation": "replace-one", "mu": 1.0},
     )
-    results = write_run(tmp_path, tree)
-    (entry,) = read_ledger(results.parent)
-    assert entry.disagreement is None
+    results, entry = agreeing_run(tmp_path, tree)
     decay = 1.0 if mechanism.name == "banded" else 0.0
     other = dataclasses.replace(entry.streams[0], mechanism=mechanism, decay=decay)
     edit_cell(
@@ -514,10 +517,8 @@ def test_less_noise_for_other_running_sums_or_another_mechanism_is_seen(
             stream_to_data(dataclasses.replace(other, std=other.std * other.mu))
         ),
     )
-    (entry,) = read_ledger(results.parent)
-    assert entry.claim is not None
-    assert entry.claim.guarantee.mu == pytest.approx(1.0)
-    assert entry.disagreement == "decay, period or mechanism of silos 0-1 is not that of the scenario"
+    difference = disagreement_at_equal_mu(results)
+    assert difference == "decay, period or mechanism of silos 0-1 is not that of the scenario"
 
 
 def test_integers_in_a_simulation_in_floating_point_are_seen(tmp_path: Path) -> None:
