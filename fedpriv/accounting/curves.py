@@ -179,8 +179,9 @@ def _gaussian_deltas(mu: float, epsilons: Floats, sign: float) -> Floats:
     values = np.asarray(epsilons, np.float64)
     if mu == 0.0:
         return np.zeros_like(values)
-    # Far beyond ±40 the arguments decide nothing, and their squares have to be finite.
-    a, b = (np.clip(values / mu + half * mu, -1e150, 1e150) for half in (-0.5, 0.5))
+    with np.errstate(over="ignore"):
+        # Far beyond ±40 the arguments decide nothing, and their squares have to be finite.
+        a, b = (np.clip(values / mu + half * mu, -1e150, 1e150) for half in (-0.5, 0.5))
     first, second = ndtr(-a), ndtr(-a) * _tail_ratio(a, b)
     rounding_error = _ROUNDING * (1.0 + np.abs(a) * b) * (first + second) + _UNDERFLOW
     return as_floats(np.clip(first - second + sign * rounding_error, 0.0, 1.0))
@@ -193,11 +194,10 @@ def _tail_ratio(a: Floats, b: Floats) -> Floats:
     ratio (1 - Φ)/φ at b over that at a, since e^ε φ(b) = φ(a).  So e^ε, which may overflow, is not computed.
     """
     half = np.sqrt(0.5)
-    with np.errstate(over="ignore", invalid="ignore"):
-        mills_ratio = erfcx(b * half) / erfcx(a * half)
-        # erfcx(a/√2) overflows near a = -38: below -5 it is taken as 2 e^(a²/2) Φ(-a).
-        far_ratio = erfcx(b * half) * np.exp(-0.5 * a * a) / (2.0 * ndtr(-a))
-    return as_floats(np.where(a < -5.0, far_ratio, mills_ratio))
+    # erfcx(a/√2) overflows near a = -38: below -5 it is taken as 2 e^(a²/2) Φ(-a).
+    near, far = np.maximum(a, -5.0), np.minimum(a, -5.0)
+    inverse_at_a = np.where(a < -5.0, np.exp(-0.5 * far * far) / (2.0 * ndtr(-far)), 1.0 / erfcx(near * half))
+    return as_floats(erfcx(b * half) * inverse_at_a)
 
 
 _SEARCH_POINTS = 8192  # values of ε at which the curve of a group is evaluated
