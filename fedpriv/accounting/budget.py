@@ -156,7 +156,7 @@ def compose_charges(charges: Sequence[ApproximateGDP]) -> ApproximateGDP:
         charges: Charges of the runs.
 
     Raises:
-        InputError: The slacks add up to 1 or more.
+        InputError: The slacks add up to 1 or more, or √Σμ² is too large for a float.
 
     Example:
         >>> compose_charges([ApproximateGDP(3.0, 1e-8), ApproximateGDP(4.0, 1e-8)])
@@ -188,16 +188,16 @@ def exact_decimal(value: float) -> Fraction:
 
 
 def approximate_root(square: Fraction) -> float:
-    """Return √square to within a few units in the last place, also if the square fits no float."""
+    """Return √square to within a few units in the last place, or infinity if the root fits no float."""
     shift = 0 if square > _MIN_SQUARE else 600
     shift = shift if square < 1 / _MIN_SQUARE else -600
-    return math.ldexp(math.sqrt(float(square * Fraction(4) ** shift)), -shift)
+    return math.sqrt(float(square * Fraction(4) ** shift)) * 2.0**-shift
 
 
 def _root_above(square: Fraction) -> float:
-    """Return a float close to √square whose decimal number has a square of at least `square`."""
+    """Return a float close to √square whose decimal number has a square of at least `square`, or infinity."""
     root = approximate_root(square)
-    while exact_decimal(root) ** 2 < square:
+    while math.isfinite(root) and exact_decimal(root) ** 2 < square:
         root = math.nextafter(root, math.inf)
     return root
 

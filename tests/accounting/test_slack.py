@@ -28,6 +28,7 @@ from fedpriv.accounting.budget import (
 from fedpriv.accounting.curves import gaussian_curve
 from fedpriv.accounting.guarantees import Sampled
 from fedpriv.accounting.poisson import PoissonGaussian
+from fedpriv.core.errors import InputError
 from tests.accounting.builders import require
 
 DELTA = 1e-5
@@ -148,6 +149,14 @@ def test_charges_whose_squares_fit_no_float_are_added_and_refused() -> None:
     assert compose_charges([ApproximateGDP(3e200), ApproximateGDP(4e200)]) == ApproximateGDP(5e200)
     assert LifetimeBudget(5e200).remaining([ApproximateGDP(3e200)]) == ApproximateGDP(4e200)
     assert "mu = 1e+160" in require(LifetimeBudget(1.0).why_over_budget([], ApproximateGDP(1e160)))
+
+
+def test_charges_whose_composed_mu_fits_no_float_are_refused() -> None:
+    """Before: an OverflowError, where a budget has to refuse the run and a command to say why."""
+    charges = [ApproximateGDP(1.7e308)] * 2
+    assert "mu = inf" in require(LifetimeBudget(1.0).why_over_budget(charges, HALF))
+    with pytest.raises(InputError, match="mu = inf"):
+        compose_charges(charges)
 
 
 def test_a_curve_below_the_slack_costs_nothing() -> None:
