@@ -107,6 +107,7 @@ class RatioGrid:
             multiplier: Noise multiplier z.
         """
         indices = np.arange(-self.half_size, self.half_size)
+        # The inner half of a row's points lies on the row before it.
         is_finest = np.tile((2 * indices >= self.half_size) | (2 * indices < -self.half_size), (self.row_count, 1))
         is_finest[0] = True
         points = self.center + self.offsets[is_finest]
@@ -252,6 +253,7 @@ def _halve(masses: Sums) -> Sums:
 
 def _finer_masses(masses: Sums) -> Sums:
     """Return for every row the masses of all finer rows, moved to its points, (rows, 2n)."""
+    # Every second point of a row is a point of the middle half of the next row.
     finer, size = np.zeros_like(masses), masses.shape[1]
     for row in range(1, len(masses)):
         finer[row, size // 4 : 3 * size // 4 + 1] = _halve(finer[row - 1] + masses[row - 1])
@@ -366,7 +368,6 @@ class AllocatedGaussian(Sampled):
     title: ClassVar[str] = "random allocation"
 
     def __post_init__(self) -> None:
-        """Check the fields."""
         check_positive("noise_multiplier", self.noise_multiplier)
         relation_named(self.relation)
         refuse(
@@ -552,9 +553,8 @@ def calibrate(
         relation: Neighbouring relation.
         common: Largest overlap of two different rounds of a unit, as a share in [0, 1) of the largest overlap of a
             round with itself (`AllocatedGaussian.common_share`).
-        overlaps: Bound of the overlaps by chains (`find_overlaps`), or None.  `common` bounds
-            all overlaps by one number, and `overlaps` follows how they fade.  Each gives a bound of δ, and the
-            smaller one counts.
+        overlaps: Bound of the overlaps by chains (`find_overlaps`), or None.  Each of `common` and `overlaps`
+            gives a bound of δ, and the smaller one counts.
 
     Raises:
         InputError: The search finds no multiplier up to a million, or an argument is out of its range.
@@ -569,7 +569,7 @@ def calibrate(
 
     coarse, fine = (lambda z: _curve(mechanism(z), _COARSE)), (lambda z: _curve(mechanism(z), _FINE))
     multiplier = least_noise(epsilon, delta, coarse, fine)
-    # In this case bounds of δ at two ε are computed on two grids, so that the larger ε may have the larger bound.
+    # Here bounds of δ at two ε are computed on two grids, so that the larger ε may have the larger bound.
     if relation == "replace-one" and epochs == 1:
         while mechanism(multiplier).epsilon_of(delta) > epsilon:
             multiplier *= _NOISE_MARGIN

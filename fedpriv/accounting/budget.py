@@ -4,10 +4,9 @@ A run's charge is a pair (μ, δ₀), defined below.  Its price is the charge in
 unit of protection, or None if no such pair is known.  A curve δ(ε) is an upper bound of the smallest δ for which
 the run is (ε, δ)-DP.
 
-**Rule.**  √Σμ² ≤ budget and Σδ₀ ≤ slack, over all runs on the same data.  The rule holds for runs that are chosen
-adaptively: a person who picks a run after having seen the releases of earlier runs gains nothing (a privacy
-filter; Smith & Thakurta 2022 and Koskela, Tobaben & Honkela 2023 for Gaussian DP).  Sums are exact, over the
-decimal numbers that the floats print as.
+**Rule.**  √Σμ² ≤ budget and Σδ₀ ≤ slack, over all runs on the same data, also if each run is chosen after the
+releases of earlier ones (a privacy filter; Smith & Thakurta 2022 and Koskela, Tobaben & Honkela 2023 for Gaussian
+DP).  Sums are exact, over the decimal numbers that the floats print as.
 
 **Charge.**  A run with public participation is charged its μ.  With secret participation, where the units of a
 round are drawn at random and nobody who sees the releases learns which, no small μ describes the run: far in the
@@ -19,12 +18,11 @@ for every ε ≥ 0,
 where δ_μ is the curve of N(0, 1) against N(μ, 1).  Runs compose, adaptive or not, to (√Σμ², Σδ₀).  Proof:
 docs/proofs/slack.md.
 
-**Capacity.**  The number of units that a secret round draws depends on the data, and a silo whose replies take
-longer for larger rounds reveals it.  So a round on integers evaluates a public number of rows, its capacity, even
-if it draws fewer units.  The probability that a round draws more goes into the slack.
+**Capacity.**  The number of units that a secret round draws depends on the data, and the time of a reply can
+reveal it.  A capacity is a public number of rows to evaluate in its place.  `overflow_slack` is the slack for
+rounds that draw more.
 
 Sources: Dong, Roth & Su 2022 for μ-GDP and Blackwell's theorem; the pair with a slack is an own construction.
-Gomez et al. 2025 report a μ with a regret instead, which bounds nothing at a δ far below the regret.
 """
 
 import math
@@ -41,7 +39,6 @@ from fedpriv.accounting.curves import (
     MAX_EPSILON,
     Curve,
     check_resolvable_delta,
-    delta_at,
     epsilon_at,
     group_mu,
     lower_gaussian_curve,
@@ -133,8 +130,6 @@ def min_mu(curve: Curve, slack: float) -> float:
     epsilons = np.linspace(0.0, max_epsilon, _GRID_POINTS)
     slack_below = slack * (1.0 - 1e-15)  # at most the decimal number that `slack` prints as
     required_deltas = (curve(epsilons) - slack_below) / (1.0 - slack_below)
-    if delta_at(curve, max_epsilon) > slack:
-        raise InputError(f"slack = {slack}: the curve rises; no mu can be certified")
 
     # Between two points, δ of the mechanism is largest at the lower one, and δ_μ is smallest at the upper one.
     def is_certified(mu: float) -> bool:
@@ -176,9 +171,7 @@ def sum_slacks(charges: Sequence[ApproximateGDP]) -> Fraction:
 
 
 def exact_decimal(value: float) -> Fraction:
-    """Return the decimal number that `value` prints as, within half a unit in its last place.
-
-    So three slacks of 1e-8 add up to 3e-8.
+    """Return the decimal number that `value` prints as, so that three slacks of 1e-8 add up to 3e-8.
 
     Example:
         >>> exact_decimal(0.1)
@@ -270,7 +263,7 @@ class LifetimeBudget:
         """Return the largest charge that one more run may have, rounded down, or None.
 
         Its μ is √(budget² - Σμ²), and its slack the budget's less Σδ₀.  The result is None if the earlier runs,
-        whose `prices` are given, exceed the budget, or one of their prices is not known.
+        of these `prices`, exceed the budget, or the price of one is None.
         """
         earlier_prices = list(prices)
         earlier_charges = [price for price in earlier_prices if price is not None]
@@ -331,16 +324,14 @@ _ROUNDING_MARGINS = 1e-6, 1e-14
 
 @dataclass(frozen=True)
 class Capacity:
-    """Public number of units for which a round has rows, and the probability that it draws more.
+    """Public number of rows of a round, and the probability that it draws more units.
 
     Guarantee: in each round at most `row_count` units are drawn, except with probability `overflow_probability` at
     most, for a capacity from `find_capacity`.
     """
 
     row_count: int
-    """Number of units that a round on integers evaluates, unless it draws more."""
     overflow_probability: float
-    """Bound of the probability that a round draws more."""
 
 
 def find_capacity(units: int, rate: float) -> Capacity:

@@ -44,10 +44,7 @@ _PREFERENCE_FACTOR = 0.999  # another bound is taken only if its mean overlap is
 _MERGE_FACTOR = 1.005  # epochs share a chain if their sum of covariances grows by at most this factor
 _TINY = 1e-300
 MAX_ROUNDS = 200
-"""Largest number of rounds of an epoch for which chains are computed.
-
-Longer chains take too long.  For them only the bound from the largest overlap of `fading` remains.
-"""
+"""Largest number of rounds of an epoch for which chains are computed, since longer ones take too long."""
 
 
 @dataclass(frozen=True)
@@ -83,10 +80,7 @@ class CovarianceChain:
 
     @property
     def covariance_sum(self) -> float:
-        """Sum of all n² covariances, computed along the chain in n steps.
-
-        Of several chains above the same overlaps, the one with the smallest sum is used (`dominating_chain`).
-        """
+        """Sum of all n² covariances, computed along the chain in n steps."""
         earlier_sum, total = 0.0, 0.0
         for variance, ratio in zip(self.variances, (0.0, *self._ratios), strict=True):
             earlier_sum *= ratio  # now Σ of the covariances of round t with all earlier ones
@@ -311,7 +305,7 @@ def _merge_chains(chains: Sequence[CovarianceChain]) -> tuple[CovarianceChain, .
 
     Chains form groups, and each chain is replaced by one that is above all of its group.  A chain joins the first
     group whose sum of covariances is then at most 0.5 % above that of the group's original chains.  The losses of
-    equal chains are computed once, so that few distinct chains save time.
+    equal chains need be computed once only.
     """
     groups: list[tuple[CovarianceChain, float, list[int]]] = []
     for index, chain in enumerate(chains):
@@ -365,11 +359,7 @@ class ExponentGrid:
 
     @property
     def size(self) -> int:
-        """Number of points.
-
-        Steep ratios can make it much more than `max_points`.  No array of this size exists before `points` is
-        read.
-        """
+        """Number of points, which steep ratios can make much larger than `max_points`."""
         return len(self._indices)
 
     @cached_property
@@ -515,7 +505,7 @@ class SumGrid:
     def _lower_indices(self, values: Floats) -> NDArray[np.int64]:
         """Return the index of the largest point that is not above each value, up to rounding.
 
-        Indices go from 0 to that of the last point but one, so that every index has a point above it.
+        Indices are limited to 0 … that of the last point but one, so that every index has a point above it.
         """
         last_index = len(self.points) - 2
         if self._steps is None:

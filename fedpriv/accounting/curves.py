@@ -1,13 +1,13 @@
 """Privacy curves, upper bounds of δ as a function of ε, and group privacy.
 
-A `Curve` takes ε of any shape, each 0 or more, and returns for each a bound of the smallest δ for which (ε, δ)-DP
-holds, normally an upper bound.  The smallest δ never rises with ε, but a bound of it may.  A curve of one
+A `Curve` takes an array of ε ≥ 0 and returns for each an upper bound of the smallest δ for which (ε, δ)-DP holds
+(`lower_gaussian_curve` a lower one).  The smallest δ never rises with ε, but a bound of it may.  A curve of one
 direction bounds H_ε(P‖Q) = sup_S P(S) - e^ε Q(S) for one ordered pair of distributions of releases.  A guarantee
 needs both orders.  φ and Φ are the density and the distribution function of the standard normal distribution.
 
 **Group privacy** is the guarantee for k units together, such as the records of one person, derived from that for
-one unit.  Two bounds hold for every run: the chain through k neighbours, δ_k(kε) ≤ Σ_{i<k} e^{iε} δ(ε), and k·μ
-for the μ of the same run with known rounds.
+one unit.  It has two bounds: the chain through k neighbours, δ_k(kε) ≤ Σ_{i<k} e^{iε} δ(ε), and k·μ if the same
+run with known rounds is μ-GDP.
 
 Sources: Dong, Roth & Su 2022, Theorem 2.14, for k·μ; Vadhan 2017, Lemma 2.2, for the chain.
 """
@@ -124,8 +124,7 @@ def triangle_curve(first: Curve, second: Curve) -> Curve:
     """Return the curve of P against Q from those of P against R, and of R against Q.
 
     With δ₁ the curve `first` and δ₂ the curve `second`, the result at ε is the minimum of δ₁(ε₁) + e^ε₁ δ₂(ε₂)
-    over 257 splits ε₁ + ε₂ = ε with ε₁, ε₂ ≥ 0, rounded up.  The result at `MAX_EPSILON` is that at all
-    larger ε.
+    over 257 splits ε₁ + ε₂ = ε with ε₁, ε₂ ≥ 0, rounded up, and constant from `MAX_EPSILON` on.
 
     Guarantee: every split is a bound, as for every event S, P(S) ≤ e^ε₁ R(S) + δ₁(ε₁) and R(S) ≤ e^ε₂ Q(S) +
     δ₂(ε₂).
@@ -136,7 +135,7 @@ def triangle_curve(first: Curve, second: Curve) -> Curve:
     """
 
     def curve(epsilons: Floats) -> Floats:
-        # The bound at `MAX_EPSILON` holds for every larger ε, too, because the smallest δ never rises with ε.
+        # The smallest δ never rises with ε, so that the bound at `MAX_EPSILON` holds for larger ε, too.
         totals = np.minimum(np.asarray(epsilons, np.float64).ravel(), MAX_EPSILON)
         first_epsilons = np.linspace(0.0, 1.0, _SPLIT_POINTS)[:, None] * totals
         sums = first(first_epsilons) + np.exp(first_epsilons) * second(
@@ -219,7 +218,6 @@ def group_mu(mu: float, size: int) -> float:
     """Return the GDP parameter k·μ of k = `size` units, for a run in fixed order.
 
     Guarantee: if the run is μ-GDP for one unit, k·μ holds wherever the units take part, and for every mechanism.
-    For Gaussian noise the parameter is exact if all units take part in the same rounds.
 
     Args:
         mu: μ of one unit, finite and ≥ 0.
@@ -241,12 +239,9 @@ def group_mu(mu: float, size: int) -> float:
 def group_privacy_curve(curve: Curve, size: int) -> Curve:
     """Return the bound of a group's δ from the curve of one unit: δ_k(ε) ≤ δ(ε/k) Σ_{i<k} e^{iε/k}.
 
-    The bound may rise with ε, where e^{iε/k} grows faster than the curve falls.  For k > 1 the bound is 1 at most,
-    and that at `MAX_EPSILON` is that at all larger ε.
+    The bound may rise with ε.  For k > 1 it is at most 1, and constant from `MAX_EPSILON` on.
 
     Guarantee: neighbours are changed one unit at a time, k times, so that the bound holds for every kind of run.
-
-    Source: Vadhan 2017, Lemma 2.2.
 
     Args:
         curve: Curve of one unit.
@@ -272,12 +267,12 @@ def group_privacy_curve(curve: Curve, size: int) -> Curve:
 
 
 def group_privacy_epsilon(curve: Curve, size: int, delta: float) -> float:
-    """Return about the smallest ε at which the bound of a group is at most `delta`.
+    """Return about the smallest ε at which the bound of `group_privacy_curve` is at most `delta`.
 
     The first such point of a grid from 0 to `MAX_EPSILON` is refined by a bisection.
 
     Guarantee: at a finite returned ε the bound was evaluated, and is at most `delta`.  The smallest δ never rises
-    with ε, so that (ε', `delta`)-DP holds for every larger ε' as well, whether the bound rises again there or not.
+    with ε, so that (ε', `delta`)-DP holds for every larger ε', too.
 
     Args:
         curve: Curve of one unit.

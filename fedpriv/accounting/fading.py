@@ -4,9 +4,9 @@ A unit is what neighbours differ in, such as a record.  In every epoch it takes 
 secret, with a contribution of norm clip_t at most to round t.  The releases are C s plus independent noise of
 standard deviation σ, for the sums s of the rounds and a lower triangular matrix C with columns C_t.
 
-Noise that fades (`noise/buffered.py`: λ-CGD and buffers) adds up over all later rounds, so that columns of C
-overlap however far apart a unit's rounds lie.  The overlap of rounds s and t is X_st = clip_s clip_t ⟨C_s, C_t⟩ ≥
-0 in units of σ².  There are two bounds.
+In noise with buffers, columns of C fade over all later rounds, so that they overlap however far apart a unit's
+rounds lie.  The overlap of rounds s and t is X_st = clip_s clip_t ⟨C_s, C_t⟩ ≥ 0 in units of σ².  There are two
+bounds.
 
 **From the largest overlap.**  Let v be the largest X_tt, and a the largest X_st of two different rounds that one
 unit may take part in.  A run of k epochs is dominated by
@@ -280,9 +280,7 @@ def _likelihood_ratios(
 
 
 def epoch_removal_losses(epoch: ChainEpoch) -> PrivacyLossDistribution | None:
-    """Return a bound of the distribution of ln S under P, or None without a grid of exponents.
-
-    There is none if the noise is too small, or if the grid of G_t would be too coarse or too large.
+    """Return a bound of the distribution of ln S under P, or None without a grid (`exponent_grid`).
 
     S is the ratio dP/dQ, so that the mass under P at a value s is s times its mass under Q.  Values are divided by
     1 - η, for the relative error η of the walk.  Mean that is lost above the grid of sums counts as infinite loss,
@@ -308,9 +306,7 @@ def epoch_removal_losses(epoch: ChainEpoch) -> PrivacyLossDistribution | None:
 
 
 def epoch_addition_losses(epoch: ChainEpoch) -> PrivacyLossDistribution | None:
-    """Return a bound of the distribution of -ln S under Q, or None without a grid of exponents.
-
-    There is none if the noise is too small, or if the grid of G_t would be too coarse or too large.
+    """Return a bound of the distribution of -ln S under Q, or None without a grid (`exponent_grid`).
 
     Values of S are divided by 1 + η, for the relative error η of the walk.  Mass at S = 0, and mass of walks that
     leave the grid of exponents, count as infinite loss.
@@ -334,9 +330,7 @@ def epoch_addition_losses(epoch: ChainEpoch) -> PrivacyLossDistribution | None:
 
 
 def epoch_replacement_losses(epoch: ChainEpoch) -> PrivacyLossDistribution | None:
-    """Return a bound of the loss distribution under replace-one, or None without a grid of exponents.
-
-    There is none if the noise is too small, or if the grid of G_t would be too coarse or too large.
+    """Return a bound of the loss distribution under replace-one, or None without a grid (`exponent_grid`).
 
     E (S - e^ε S')+ is bounded at values of ε ≥ 0 a step apart, and the loss distribution is made from the lower
     hull of these bounds.  By symmetry of the pair they decide the masses of negative losses, too.
@@ -371,7 +365,6 @@ def _replacement_hockey_stick(epoch: ChainEpoch, exponent_grid: ExponentGrid) ->
     )
 
     def expected_excess(gamma: float) -> float:
-        """Compute the upper bound of E (S - γS')+ at one γ, on a grid of sums."""
         # S is rounded up and S' down, by the relative error of the grid of exponents.
         gamma_factor = gamma * lower_factor
 

@@ -190,8 +190,6 @@ _MIN_DELTA = math.ulp(0.0)
 def delta_of(mu: float, epsilon: float) -> float:
     """Return the smallest δ for which μ-GDP implies (ε, δ)-DP, at least the smallest float for μ > 0.
 
-    Source: Dong, Roth & Su 2022, Corollary 2.13.
-
     Args:
         mu: μ, finite and ≥ 0.
         epsilon: ε, finite and ≥ 0.
@@ -216,7 +214,7 @@ def delta_of(mu: float, epsilon: float) -> float:
 def epsilon_of(mu: float, delta: float) -> float:
     """Return the smallest ε ≥ 0 for which μ-GDP implies (ε, δ)-DP.
 
-    The inverse of `delta_of` in ε.  Source: Dong, Roth & Su 2022, Corollary 2.13.
+    The inverse of `delta_of` in ε.
 
     Args:
         mu: μ, finite and ≥ 0.
@@ -238,7 +236,7 @@ def epsilon_of(mu: float, delta: float) -> float:
     return smallest_safe(lambda epsilon: _log_delta(mu, epsilon) <= log_delta, high=mu)
 
 
-@lru_cache(maxsize=1024, typed=True)  # a scenario of many cells asks for a few targets
+@lru_cache(maxsize=1024, typed=True)
 def mu_of(epsilon: float, delta: float) -> float:
     """Return the largest μ for which μ-GDP implies (ε, δ)-DP, less a relative 1e-11.
 
@@ -266,14 +264,13 @@ def mu_of(epsilon: float, delta: float) -> float:
 
 
 def compose(mus: ArrayLike) -> float:
-    """Return the GDP parameter √(Σ μ_i²) of releases together that are μ_i-GDP each, up to one rounding.
-
-    The result is infinite if it is too large for a float.
-
-    Source: Dong, Roth & Su 2022, Corollary 3.3.
+    """Return the GDP parameter √(Σ μ_i²) of releases together that are μ_i-GDP each.
 
     Args:
         mus: μ of every release, finite and ≥ 0, in any shape.
+
+    Returns:
+        √(Σ μ_i²) up to one rounding, or infinity if it is too large for a float.
 
     Raises:
         InputError: A μ_i is negative or not finite.

@@ -201,8 +201,7 @@ class GaussianDP:
     def event(self) -> tuple[str, Event]:
         """Return the event of the Gaussian mechanism under add-or-remove-one, for μ above 0.
 
-        The relation is the same for replace-one, whose factor is in μ, since dp-accounting's accountants disagree
-        on it.
+        Under replace-one it is the same, since μ includes the factor of the relation.
         """
         return ADD_OR_REMOVE, gaussian_event(1.0 / self.mu)
 
@@ -293,8 +292,7 @@ class Sampled(Curved):
     def group_curve(self, size: int) -> Curve | None:
         """Return the curve of `size` units together, or None.
 
-        The result is None for participations with no joint distribution of several units.  Then group privacy
-        follows from the chain of neighbours and from `known_mu`.
+        With None, group privacy follows from the chain of neighbours and from `known_mu` alone.
         """
         check_group_size(size)
         return None

@@ -113,13 +113,13 @@ class PrivacyLossDistribution:
         than 1e-16 is moved at either end: at the lower end up to the smallest loss that remains, and at the upper
         end to infinity.
 
+        Guarantee: no δ falls, for one release or in a composition.
+
         Args:
             step: Distance of neighbouring losses of the result, above 0.
 
-        Guarantee: no δ falls, for one release or in a composition.
-
         Raises:
-            InputError: The losses that remain span more than `_MAX_GRID_SIZE` steps.
+            InputError: The losses that remain span more than 2^22 steps.
         """
         first, last = self._grid_bounds
         if first >= last:  # hardly any mass is finite, so that all of it counts as infinite
@@ -247,9 +247,8 @@ _MIN_SLOPE, _MAX_SLOPE = -1e3, -1.0  # range to which d ln δ / d ln z is clippe
 def min_noise_multiplier(coarse: Callable[[float], float], fine: Callable[[float], float], delta: float) -> float:
     """Return about the smallest noise multiplier z of 0.1 or more with `fine`(z) ≤ `delta`.
 
-    A noise multiplier is the standard deviation of the noise over the clip norm, or over the largest displacement
-    by one increment for correlated noise.  The search has two stages.  The first bisects the coarse bound.  In the
-    second, secants in (ln z, ln δ), and halvings of the interval, lead to the point where the fine bound meets δ.
+    The search has two stages.  The first bisects the coarse bound.  In the second, secants in (ln z, ln δ), and
+    halvings of the interval, lead to the point where the fine bound meets δ.
 
     Guarantee: `fine` was computed at the returned z and is at most `delta`, whatever the search did.
 
@@ -338,7 +337,7 @@ def _self_convolve(masses: Floats, times: int) -> tuple[int, Floats]:
     Returns:
         Number of points that are cut off at the low end, and the masses that are left, with errors of rounding.
     """
-    from scipy import fft  # a twentieth of the start of a command that needs none
+    from scipy import fft  # slow to import
 
     low, high = 0, (len(masses) - 1) * times
     for order in _CHERNOFF_ORDERS / len(masses):

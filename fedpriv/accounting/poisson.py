@@ -101,11 +101,6 @@ class PoissonGaussian(Sampled):
     title: ClassVar[str] = "Poisson sampling"
 
     def __post_init__(self) -> None:
-        """Check that the noise multiplier, the relation, the sampling rate and the rounds are in their ranges.
-
-        Raises:
-            InputError: One of them is not.
-        """
         if not 1e-3 <= check_positive("noise_multiplier", self.noise_multiplier) <= 1e100:
             raise InputError(f"noise_multiplier = {self.noise_multiplier}: it is a number from 0.001 to 1e100")
         relation_named(self.relation)
@@ -131,7 +126,7 @@ class PoissonGaussian(Sampled):
     def group_curve(self, size: int) -> Curve:
         """Return the curve of `size` units together, from the distribution of the number that take part.
 
-        For more than 1,000 units, for which this distribution takes too long, the rounds count as known.
+        For more than 1,000 units, for which this takes too long, the rounds count as known.
 
         Guarantee: the curve holds for units that are drawn independently, in rounds of one class or of several.
         """
@@ -152,12 +147,7 @@ def _grid_step(rounds: int) -> float:
 
 @lru_cache(maxsize=4)  # up to tens of megabytes each
 def _cached_curve(mechanism: PoissonGaussian) -> Curve:
-    """Return the curve of a mechanism, cached.
-
-    Raises:
-        InputError: ε of all rounds is above 600 at δ = 1e-3, or the noise is too small for a grid of losses.  The
-            first is checked before a long grid is made.
-    """
+    """Return `PoissonGaussian.curve`, cached, after refusing useless noise before a long grid is made."""
     round_stick = _RoundHockeyStick.from_mechanism(
         mechanism, "REPLACE" if mechanism.relation == "replace-one" else "REMOVE"
     )
@@ -348,10 +338,9 @@ def _cached_group_curve(mechanism: PoissonGaussian, size: int) -> Curve:
     """Return the curve of δ of `size` units, the highest over the directions of the relation, cached.
 
     Under zero-out the units are removed or added, and under replace-one they are replaced.  For each direction the
-    privacy losses of one round become a distribution on a grid of losses, which is composed with itself over all
-    rounds.  The grid ends at most one step beyond ±`MAX_EPSILON`.  If on a coarse grid the bound of δ at the
-    largest ε is still above 1e-3 (`_RoundHockeyStick.is_useless`), the fine grid is spared, and the curve is 1.
-    For more than 1,000 units the curve is that of known rounds.
+    privacy losses of one round become a distribution on a grid, which is composed with itself over all rounds.
+    The grid ends at most one step beyond ±`MAX_EPSILON`.  A direction that a coarse grid shows to be useless
+    (`_RoundHockeyStick.is_useless`) has the curve 1.  For more than 1,000 units the curve is that of known rounds.
     """
     directions: tuple[GroupDirection, ...] = (
         ("replaced",) if mechanism.relation == "replace-one" else ("removed", "added")

@@ -24,10 +24,8 @@ from fedpriv.core.errors import InputError
 def zcdp_of(mu: float) -> float:
     """Return the zCDP parameter of μ-GDP, μ²/2.
 
-    Source: Bun & Steinke 2016, Proposition 1.6.
-
     Raises:
-        InputError: μ is negative, or μ² is not finite.
+        InputError: μ is out of its range, or μ² is too large for a float.
 
     Example:
         >>> zcdp_of(2.0)
@@ -58,8 +56,6 @@ def mu_of_zcdp(zcdp: float) -> float:
 
 def paper_epsilon(mu: float, delta: float) -> float:
     """Return the papers' ε = ρ + 2√(ρ ln(1/δ)) with ρ = μ²/2.
-
-    Source: Bun & Steinke 2016, Proposition 1.3, as in Reshef & Levy 2024.
 
     Args:
         mu: μ ≥ 0, with a finite μ².
@@ -102,7 +98,7 @@ def paper_mu(epsilon: float, delta: float) -> float:
 _SEARCH_DECADES = (4.0, 0.05, 0.001)  # half-widths, in powers of ten, of the successive searches over α - 1
 _GRID_POINTS = 801
 MIN_ORDER_EXCESS, MAX_ORDER_EXCESS = 1e-6, 1e9
-"""Range of λ - 1 in searches for the best order λ of curves that are not Gaussian compositions'."""
+"""Range of λ - 1 in searches for the best order λ of a general Rényi curve."""
 
 
 def epsilon_of(mu: float, delta: float) -> float:
@@ -110,8 +106,6 @@ def epsilon_of(mu: float, delta: float) -> float:
 
     The minimum over α is searched on three grids of log10(α - 1).  The second and the third lie around the minimum
     of the grid before.
-
-    Source: Canonne, Kamath & Steinke 2020, Proposition 12.
 
     Args:
         mu: μ ≥ 0, with a finite μ².
@@ -156,7 +150,7 @@ def mu_of(epsilon: float, delta: float) -> float:
 def renyi_to_epsilons(
     excess: NDArray[np.float64], renyi: NDArray[np.float64], log_delta: float
 ) -> NDArray[np.float64]:
-    """Return an ε at δ for every order.  Each of them is a valid bound.
+    """Return for every order a valid ε at δ.
 
     Args:
         excess: Orders minus 1, above 0, (n,).

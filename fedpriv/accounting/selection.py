@@ -77,8 +77,8 @@ class RunCountDistribution(Protocol):
 class NegativeBinomialRunCount:
     """Negative binomial distribution, truncated to 1, 2, …: logarithmic for η = 0, geometric for η = 1.
 
-    P[K = k] is proportional to (1 - γ)^k Π_{0 < l < k} (l + η)/(l + 1), with γ such that E[K] is `mean`.  A small
-    η costs less privacy, and more often gives few runs.
+    P[K = k] is proportional to (1 - γ)^k Π_{0 < l < k} (l + η)/(l + 1), with γ such that E[K] is `mean`.  With a
+    smaller η, a choice costs less privacy, and K is more often small.
 
     Raises:
         InputError: The mean or η is out of its range.
@@ -130,7 +130,7 @@ class NegativeBinomialRunCount:
         Let r(z) be the logarithm in ε₂ at a = Φ(z).  It has one maximum, at the root z* of r(z) + μ z + μ²/2,
         where it is -μ z* - μ²/2 (docs/proofs/selection.md).  A z below the root gives an upper bound.
         """
-        from scipy.optimize import brentq  # slow to import, and only prices of choices need it
+        from scipy.optimize import brentq  # slow to import
 
         odds = (1.0 - self.gamma) / self.gamma
         root: float = brentq(
@@ -196,10 +196,9 @@ class PrivateSelection:
 
     Nothing of the other runs is published.
 
-    Guarantee: `epsilon_of` holds for everything that is published of the chosen run, if the score that it was
-    chosen by is a part of the run's releases, K is drawn independently of the data and stays secret, and the
-    settings of every run are drawn from one public distribution.  `later_mu` is the μ of further releases, run
-    with the chosen settings.
+    Guarantee: `epsilon_of` holds for everything that is published of the chosen run and for the later releases, if
+    the score that it was chosen by is a part of the run's releases, K is drawn independently of the data and stays
+    secret, and the settings of every run are drawn from one public distribution.
 
     Raises:
         InputError: μ is not a finite number above 0, or `later_mu` is out of its range.

@@ -19,9 +19,8 @@ The mean of their squares contains the variance φ of the noise, which is public
 `released` is the mean of the silos' noisy sums of a round, and `scale` the number by which it is divided for a
 mean gradient.  A query is the point at which silos compute gradients.  Operations are taken entry by entry.
 
-Guarantee: φ comes from the plan, never from a record.  φ is the variance of the noise in the mean when no silo is
-absent.  Where silos add the noise, an absent silo takes its noise with it: too much is then subtracted, and γ
-limits the step.
+Guarantee: φ is public.  It is the variance of the noise in the mean when no silo is absent.  Where silos add the
+noise, an absent silo takes its noise with it: too much is then subtracted, and γ limits the step.
 """
 
 from dataclasses import dataclass

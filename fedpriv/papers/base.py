@@ -148,8 +148,6 @@ class Settings(BaseModel):
     def clip_factors(self, mechanism: Mechanism, workload: Workload) -> tuple[float, ...] | None:
         """Factors of the clips at which the noise stays the same, (T,), or None for 1 in every round.
 
-        Settings without `NoiseSettings` have none by default.
-
         Args:
             mechanism: Mechanism of the row.
             workload: Running sums, with the clips before any factor.
@@ -198,21 +196,11 @@ class Problem:
     silos: int = 1
     """Number of silos."""
     gap: float = math.inf
-    """Φ: bound on F(x_1) - inf F, or inf if none is known.
-
-    Bounds of theorems depend on this number, and no run does.
-    """
+    """Φ: bound on F(x_1) - inf F, or inf if none is known."""
     convex_within: float = 0.0
-    """Radius of the ball around the start in which these constants hold and losses are convex.
-
-    The radius is 0 if none is known.
-    """
+    """Radius of the ball around the start in which these constants hold and losses are convex, or 0."""
     relation: Relation = "replace-one"
-    """Relation of neighbouring data sets.
-
-    The noise of a theorem under "replace-one" is twice that under "zero-out", unless it is quoted for
-    "replace-one".
-    """
+    """Relation of neighbouring data sets."""
     unit: Unit = RECORD
     """Unit of protection, which is clipped and counted.  Other fields call it a record."""
 
@@ -244,12 +232,12 @@ class Condition(NamedTuple):
 
 
 class Prescription(NamedTuple):
-    """The numbers that a theorem asks for, which are empty if it cannot be evaluated."""
+    """The numbers that a theorem asks for."""
 
     theorem: str
     """Name of the theorem in its paper."""
     numbers: Mapping[str, float]
-    """Values by name.
+    """Values by name, empty if the theorem cannot be evaluated.
 
     Some are named as in scenarios (rounds, batch, clip and other keys of the row).  Others are "noise std" in the
     mean over silos, numbers of a corollary, and bounds.
@@ -360,14 +348,11 @@ class Algorithm:
     trusts: tuple[str, ...] = ("untrusted", "trusted", "secure-aggregation")
     """Trust settings that the row accepts, under which an outsider learns nothing but its releases."""
     theorems: Callable[[Any, Problem], tuple[Prescription, ...]] = lambda _settings, _problem: ()
-    """Numbers that theorems ask for.
-
-    `fedpriv privacy theorem` shows them beside the numbers of a scenario.
-    """
+    """Numbers that theorems ask for."""
     excess_risk: Callable[[Any, Problem, ReleaseNumbers], Bound | None] = lambda *_: None
     """Bound on the mean excess risk of a run, or None if nothing is proved for these settings.
 
-    The bound holds for convex losses of known smoothness whose records are read once in a public order.
+    The bound is for convex losses of known smoothness whose records are read once in a public order.
     """
     published: Literal["points", "rows"] | None = None
     """Target for which noise is fitted, or None if nothing can be fitted.
@@ -389,11 +374,7 @@ SCALE_SETTINGS = ("clip", "step", "beta", "radius", "diameter")
 
 
 class NoiseSettings(Settings, MechanismOptions):
-    """Settings of the noise that is added to the running sums.
-
-    A row with these keys takes every mechanism that scenarios can name, if the mechanism has a form for the row's
-    sums.
-    """
+    """Keys of rows whose noise can be any mechanism that has a form for their running sums."""
 
     mechanism: ChosenName = Field(
         "tree",
@@ -450,7 +431,7 @@ def choose_mechanism(settings: NoiseSettings, _problem: Problem, workload: Workl
 
     Args:
         settings: Keys of the scenario, with the mechanism's name and options.
-        _problem: Unused, as every row's `mechanism` gets a problem.
+        _problem: Not used.
         workload: Running sums.
 
     Raises:

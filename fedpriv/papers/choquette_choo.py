@@ -25,15 +25,13 @@ best point of K.
 | `clip` | C: norm bound on one example's increment | gradient |
 | `sigma` | standard deviation of a tree node's noise, for sums of mean increments over a batch | gradient |
 
-Erratum: the z-step is α_t/β, as Algorithm 1 prints it.  The paper's proof halves it.
-
-The theorems give parameters for a problem's numbers.  The paper's log is to base 2, its ln natural.
+Erratum: the z-step is α_t/β, as Algorithm 1 prints it.  The paper's proof halves it.  The paper's log is to
+base 2.
 
 Guarantee: `sigma` makes all released prefix sums (ε, δ)-DP for neighbours under `relation`.  An increment is in at
 most ⌊log2 T⌋ + 1 tree nodes.  A record changes each of these by at most clip / B under zero-out, and by at most
 twice that under replace-one.  `sigma` uses the exact Gaussian conversion and this number of nodes, where the paper
-uses a looser conversion and prints log2 T nodes.  `sigma` is for batches of exactly B, and a run with whole
-batches calibrates its own noise.
+uses a looser conversion and prints log2 T nodes.  `sigma` is for batches of B, not rounded.
 
 The bound on the excess risk (`accelerated_bound`) holds for β > M (T+1)/2.  Proof: docs/proofs/excess-risk.md.
 The paper requires β ≥ 2 M T where the minimizer may lie outside K (Theorem 14), and only β ≥ M otherwise (Theorem
@@ -267,9 +265,7 @@ def realizable_parameters(problem: Problem, radius: float) -> AcceleratedParamet
 
 
 def realizable_factor(examples: int, delta: float) -> float:
-    """Return c_DP = 4√2 (log2 n)^{3/2} √(ln(2n/δ)) ln(2.5/δ), about 21,000 at n = 60,000 and δ = 1e-5.
-
-    Source: Choquette-Choo, Ganesh & Thakurta 2025, the realizable setting.
+    """Return c_DP = 4√2 (log2 n)^{3/2} √(ln(2n/δ)) ln(2.5/δ).
 
     Args:
         examples: n, 2 or more.
@@ -322,11 +318,6 @@ def non_realizable_parameters(problem: Problem, radius: float) -> AcceleratedPar
 
 def _check_epsilon(theorem: str, problem: Problem, radius: float) -> float:
     """Return ε, after a check of the numbers from which a theorem's parameters follow.
-
-    Args:
-        theorem: "realizable" or "non-realizable", for the message.
-        problem: Numbers of the problem.
-        radius: R.
 
     Raises:
         InputError: A number is missing or out of its range.
@@ -428,14 +419,7 @@ class AcceleratedSettings(NoiseSettings):
 
     @model_validator(mode="after")
     def _one_source_of_parameters(self) -> Self:
-        """Check that clip and β come from one source, and that one key at most changes the clip of round 1.
-
-        The source is the scenario with parameters = "explicit", and otherwise a theorem.
-
-        Raises:
-            ValueError: `clip` or `beta` is missing, or is given beside a theorem, or both `first_clip` and
-                `late_clip` change the clip of round 1.
-        """
+        """Check that clip and β have one source, and that one key at most changes the clip of round 1."""
         for key in ("clip", "beta"):
             if (getattr(self, key) is None) == (self.parameters == "explicit"):
                 raise ValueError(f'{key} is needed with parameters = "explicit", and only there')

@@ -130,12 +130,12 @@ def add_local_steps(settings: LocalStepsSettings, problem: Problem, objective: O
 
 
 def add_optional_local_steps(settings: OptionalLocalSteps, problem: Problem, objective: Objective) -> Objective:
-    """Replace gradients by the clients' own training if local steps are given, else return the objective.
+    """Replace gradients by the clients' own training if local steps are given, as `add_local_steps` does.
 
     Args:
         settings: Keys of the row.
         problem: Public numbers of the run.
-        objective: Objective of the clients' records.
+        objective: Objective of the clients' records, which is the result if no local steps are given.
 
     Raises:
         InputError: Local steps are given, and a unit of protection has at most one record in a round.
@@ -150,11 +150,6 @@ def add_optional_local_steps(settings: OptionalLocalSteps, problem: Problem, obj
 def _with_local_steps(
     objective: Objective, problem: Problem, step: float, steps: int, batch: int | None
 ) -> Objective:
-    """Return the objective of a client's displacement.
-
-    Raises:
-        InputError: A unit has at most one record in a round, so that local steps are not those of a client.
-    """
     if problem.unit.max_records == 1:
         raise InputError(
             "algorithm.local_steps: what trains and is clipped is a client with its records, and here a "
@@ -379,10 +374,7 @@ class QuantileClipping:
 
 
 _BIT_NOISE_DIVISOR = 20.0
-"""Divisor of a cohort in the noise on the number of fitting clients.
-
-Andrew et al. 2021 advise a standard deviation of cohort / 20.  Here it is z κ times that, z the noise multiplier.
-"""
+"""Divisor of the cohort in the standard deviation cohort / 20 that Andrew et al. 2021 advise for the bits' sum."""
 
 
 class CohortSettings(LocalStepsSettings, ScheduledSettings):

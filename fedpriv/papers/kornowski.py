@@ -85,8 +85,7 @@ class PublicChoices:
     """Public random choices of the optimizer, drawn from the seed and independent of all releases.
 
     Unless `publishes_last`, window k becomes the output with probability 1/k (`publishes`), so that the output is
-    uniform over the windows that are complete.  The paper draws the window once.  Here a run that stops early has
-    its draw as well.
+    uniform over the complete windows whenever a run stops.  The paper draws the window once.
     """
 
     seeds: tuple[int, ...] = field(metadata=PER_REPLICATE)
@@ -315,19 +314,15 @@ def _prescribe(
     """Prescribe a theorem's numbers with corrected constants, and the bound that then holds.
 
     "noise std" is that of a difference round (of every tree node in a single pass).  "bound" is on the Goldstein
-    measure, the smallest norm of a weighted mean of gradients at nearby points.  An oracle estimates a record's
-    gradient from gradients or losses at points in random directions.  "directions" is the number of them that the
-    paper prints.  "directions needed" is, up to a constant, the number with which all estimates are, but for a
-    probability of δ/2, so close to their means that the paper's sensitivity of the sums holds without clipping.
+    measure, the smallest norm of a weighted mean of gradients at nearby points.  "directions" is the paper's
+    number of random directions in which a record's loss or gradient is evaluated.  "directions needed" is, up to a
+    constant, the number with which the paper's sensitivity holds without clipping, but for a probability of δ/2.
 
     Args:
         name: Name of the theorem.
         problem: Numbers of the run, with ε, a Lipschitz constant and a bound `gap` on the fall of the loss.
         plan: Function that chooses parameters for the problem of the theory and for μ under replace-one.
         settings: Keys of the algorithm, for the smoothing and the oracle.
-
-    Returns:
-        The theorem's numbers, or the reason why there are none (`catch_refusal`).
     """
     if problem.epsilon is None or not (math.isfinite(problem.gap) and math.isfinite(problem.lipschitz)):
         raise InputError(
@@ -385,10 +380,7 @@ def _single_pass_theorem(settings: SinglePassSettings, problem: Problem) -> tupl
 
 
 def _multi_pass_theorem(settings: GoldsteinSettings, problem: Problem) -> tuple[Prescription, ...]:
-    """Prescribe Theorem 4.1 with the target β of the least bound, of `_TARGET_COUNT` values.
-
-    The paper leaves β open.
-    """
+    """Prescribe Theorem 4.1 with the target β of the least bound, since the paper leaves β open."""
 
     def find_best_plan(nonsmooth_problem: NonsmoothProblem, mu: float) -> GoldsteinParameters:
         targets = nonsmooth_problem.lipschitz * np.geomspace(1e-3, 4.0, _TARGET_COUNT)

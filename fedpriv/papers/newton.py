@@ -15,8 +15,8 @@ From the noisy means g~_t and H~_t at x_t the server computes
     u_t = x_t - (A_t₊ + λ I)⁻¹ (g~_t + λ x_t)       A₊ is A without its negative eigenvalues
     x_{t+1} = u_t if t ≤ 2, else the mean of u_2 … u_t
 
-The paper uses H~_t and u_t themselves.  Means use the budget of all rounds.  A query has points at which
-gradients and Hessians are computed, with coefficients by which they are added.
+The paper uses H~_t and u_t themselves.  A query has points at which gradients and Hessians are computed, with
+coefficients by which they are added.
 
 | here | paper | shape |
 |---|---|---|
@@ -171,14 +171,12 @@ class GradientAndHessian(View):
         return self.increment(Query((point,)), batch, UNCLIPPED).total
 
     def _clip_increments(self, query: Query, batch: Batch, clip: Scalar) -> tuple[Tensor, Tensor]:
-        """Return weighted clipped increments (..., B, d), and the mask of records with any clipping, (..., B).
-
-        The mask has the records of weight above 0 of which a part or the whole counts as clipped
-        (`compute_clipping`).
+        """Return weighted clipped increments (..., B, d), and the mask of clipped records, (..., B).
 
         Gradients are clipped to `gradient_clip`, and Hessians to `curvature_clip` and then multiplied by κ.  Both
         together are clipped to `clip` and multiplied by the record's weight.  A record of which a part is not
-        finite, or too large to be representable (`loss.clipping`), has an increment of 0.
+        finite, or too large to be representable (`loss.clipping`), has an increment of 0.  Only records of weight
+        above 0 are in the mask.
 
         With the score ⟨x, z⟩ of a record of features z, the gradient is (first derivative of the loss by the
         score) · z, and the Hessian (second derivative) · z zᵀ.
@@ -363,10 +361,6 @@ def _kappa(settings: NewtonSettings) -> float:
 
 def _add_hessian(settings: NewtonSettings, objective: Objective) -> GradientAndHessian:
     """Return the view of a logistic model whose increments hold gradient and Hessian.
-
-    Args:
-        settings: Keys of the row, with the clips, the penalty and the share of the Hessian.
-        objective: Objective of the model.
 
     Raises:
         InputError: The model is no plain logistic regression, has a penalty of its own, or has too many

@@ -10,8 +10,7 @@ Noise and batch size are those of the authors' published programs (`gauss_AC` an
 advanced composition, as in the theorem, and one by the moments accountant, as in the experiments.  Both are for
 uniform sampling with replacement and replace-one neighbours.
 
-This project does not account for that sampling.  Its own runs of the method are calibrated by `fedpriv.accounting`
-for their true participation, and `fedpriv privacy theorem` shows the authors' numbers beside theirs.
+A run of this row does not sample with replacement, and its noise is calibrated for its own participation.
 """
 
 import math
@@ -36,26 +35,22 @@ class NoisyMinibatch:
     sigma: float
     """Standard deviation σ of the noise in each coordinate."""
     conditions: tuple[Condition, ...]
-    """Upper bound on ε, and K ≤ n."""
+    """Upper bound on ε, and K ≤ n, which may not hold."""
 
 
 def parameters_by_moments(
     examples: int, rounds: int, epsilon: float, delta: float, lipschitz: float
 ) -> NoisyMinibatch:
-    """Return the parameters by the moments accountant.
+    """Return the parameters by the moments accountant, with the condition ε ≤ 2 ln(1/δ).
 
-    σ² = 8 L² R ln(1/δ)/(n² ε²) and K = max(1, n √(ε/(4R))), rounded down, for ε ≤ 2 ln(1/δ).  A larger ε is not
-    refused: its condition then does not hold.
+    σ² = 8 L² R ln(1/δ)/(n² ε²) and K = max(1, n √(ε/(4R))), rounded down.
 
     Args:
         examples: Number n of records in a silo.
         rounds: R.
         epsilon: ε.
         delta: δ.
-        lipschitz: L.
-
-    Returns:
-        Noise and batch, with the conditions on ε and K ≤ n.
+        lipschitz: Bound L on the norm of one record's gradient.
 
     Raises:
         InputError: A number is out of its range.
@@ -76,10 +71,9 @@ def parameters_by_moments(
 def parameters_by_advanced_composition(
     examples: int, rounds: int, epsilon: float, delta: float, lipschitz: float
 ) -> NoisyMinibatch:
-    """Return noise and batch size by advanced composition, for R rounds of K of a silo's n records.
+    """Return the parameters by advanced composition, with the condition ε ≤ 2 ln(2/δ).
 
-    σ² = 256 L² R ln(2.5RK/(δn)) ln(2/δ)/(n² ε²) and K = max(1, nε/(4√(2R ln(2/δ)))), rounded down, for
-    ε ≤ 2 ln(2/δ).  A larger ε is not refused: its condition then does not hold.
+    σ² = 256 L² R ln(2.5RK/(δn)) ln(2/δ)/(n² ε²) and K = max(1, nε/(4√(2R ln(2/δ)))), rounded down.
 
     Args:
         examples: Number n of records in a silo.
@@ -87,9 +81,6 @@ def parameters_by_advanced_composition(
         epsilon: ε.
         delta: δ.
         lipschitz: Bound L on the norm of one record's gradient.
-
-    Returns:
-        Noise σ of one silo's mean gradient and batch K, with the conditions on ε and K ≤ n.
 
     Raises:
         InputError: A number is out of its range, or δ is 2.5 R K/n or more.

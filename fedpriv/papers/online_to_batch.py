@@ -65,10 +65,7 @@ class OnlineToBatchSettings(NoiseSettings):
 
 @catch_refusal
 def _prescribe_clip(name: str, settings: OnlineToBatchSettings, problem: Problem) -> Prescription:
-    """Prescribe the key `clip` with which no increment is clipped, if G and H hold in the ball.
-
-    The result has a reason in place of numbers if G and H are not known there, or not finite and above 0.
-    """
+    """Prescribe the key `clip` with which no increment is clipped, if G and H hold in the ball."""
     if settings.radius > problem.convex_within:
         raise InputError(f"{name}: no Lipschitz constant and smoothness of the loss are known in the ball")
     clip = increment_bound(1, settings.power, problem.lipschitz, problem.smoothness, 2.0 * settings.radius)

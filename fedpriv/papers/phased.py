@@ -19,9 +19,8 @@ costs no privacy, and the average lies in K already.
 | `step` | η | scalar |
 | `radius` | K is the ball of this radius around 0 | scalar |
 
-This file was written from the paper's abstract and from its known statement, and not checked against its text.
-Therefore the noise follows from the sensitivity proved in `fedpriv.noise.diagonal`,
-and `suggested_step` is experimental.
+This file was written from the paper's abstract and not checked against its text.  Therefore the noise follows
+from the sensitivity proved in `fedpriv.noise.diagonal`, and `suggested_step` is experimental.
 
 The bound on the excess risk (`phased_bound`): with ξ_0 = w_0 - x* and ξ_i = -η_i ζ_i, in expectation
 
@@ -192,8 +191,6 @@ def phased_bound(
 ) -> Bound:
     """Bound the excess risk after phases i = 1 … k, by the formula in the module's text.
 
-    Proof: docs/proofs/excess-risk.md.
-
     Args:
         lengths: Numbers n_i of rounds, (k,).
         steps: Steps η_i, (k,).
@@ -266,9 +263,6 @@ def _prescribe(name: str, settings: PhasedSettings, problem: Problem) -> Prescri
 
     The rounds include the empty rounds.  The step is `suggested_step` in a ball of diameter 2 · `radius`.  The
     noise std is a L/μ in units of a gradient, where a is 1 under zero-out and 2 under replace-one.
-
-    Returns:
-        The numbers, or a reason why there are none: the text of an InputError (`catch_refusal`).
     """
     if problem.epsilon is None or settings.radius > problem.convex_within:
         raise InputError(f"{name} needs a guarantee, and a loss that is known to be convex in the ball")

@@ -189,7 +189,7 @@ class Mu2Settings(NoiseSettings):
 
 
 def _base_clip(settings: Mu2Settings, problem: Problem) -> float:
-    """Return the scenario's number, S = G + 2LD by default, or G for a growing clip, which adds a drift."""
+    """Return the scenario's number, S = G + 2LD by default, or G for a growing clip (`_make_estimator`)."""
     if settings.clip == "growing":
         return problem.lipschitz
     return (
@@ -202,7 +202,8 @@ def _base_clip(settings: Mu2Settings, problem: Problem) -> float:
 def _make_estimator(settings: Mu2Settings, problem: Problem) -> RecursiveGradient:
     """Return the estimator of running sums with clipped increments.
 
-    The increment of round t is g_t + (t-1)(g_t - g~_{t-1}), and (t-1) ‖x_t - x_{t-1}‖ ≤ 2D (t-1)/(t+1).
+    The increment of round t is g_t + (t-1)(g_t - g~_{t-1}), and (t-1) ‖x_t - x_{t-1}‖ ≤ 2D (t-1)/(t+1).  So
+    the growing clip is G + 2LD (t-1)/(t+1).
     """
     drift_clip = 2.0 * problem.smoothness * settings.diameter if settings.clip == "growing" else 0.0
     return RecursiveGradient(_base_clip(settings, problem), drift_clip=drift_clip)

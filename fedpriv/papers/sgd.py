@@ -1,9 +1,8 @@
 """DP-SGD, and projected gradient steps for other algorithms.
 
 Source: Abadi et al., "Deep Learning with Differential Privacy" (CCS 2016), Algorithm 1.  Abadi et al. sample
-batches.  Here they are fixed unless the scenario asks for sampling.  Options of projected stochastic gradient
-descent are averaging (Polyak & Juditsky 1992) and momentum (the heavy ball of Polyak 1964).  DP-SRGD without
-acceleration (Choquette-Choo, Ganesh & Thakurta 2025, section 4.3) takes the same steps.
+batches.  Here they are fixed unless the scenario asks for sampling.  Options are averaging (Polyak & Juditsky
+1992) and momentum (the heavy ball of Polyak 1964).
 
     v_t = γ v_{t-1} + g~_t
     x_{t+1} = Π(x_t - η v_t)

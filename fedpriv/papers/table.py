@@ -1,8 +1,6 @@
 """Table of algorithms: a name, with the estimator, mechanism and optimizer of a paper.
 
-A row makes these parts from the settings of the scenario's section [algorithm] and from the problem, the public
-numbers of a run.  The mechanism depends on the running sums, too, and the optimizer on the noise.  A new algorithm
-is a new row, with a small file for each part that is new.
+`base.Algorithm` describes a row.  A new algorithm is a new row, with a small file for each part that is new.
 """
 
 from fedpriv.core.errors import InputError, suggest_name_or_import

@@ -138,14 +138,11 @@ def _take_bounded_step(iterate: Tensor, direction: Tensor, step: Scalar) -> Tens
 
 
 class TheoremParameters(NamedTuple):
-    """Numbers that a theorem prescribes: T, α, η, and the mixing weight γ of Algorithm 2, or 0."""
+    """Numbers that a theorem prescribes, as in the module's table."""
 
     rounds: int
-    """T."""
     alpha: float
-    """Weight of a new gradient in the momentum."""
     step: float
-    """Length of every step."""
     mixing: float
     """γ of Theorem 9, or 0 for Theorem 6."""
 
@@ -183,18 +180,14 @@ def simple_noise_multiplier(epsilon: float, delta: float, reduced: bool = False)
 def tree_parameters(records: int, dimension: int, epsilon: float, delta: float) -> TheoremParameters:
     """Return T, α and η of Theorem 6.
 
-    T, the number of rounds, is the largest integer of at least 2 with T log2 T ≤ ε N² / √(d ln(1/δ)).  The weight
-    of a new gradient in the momentum is α = ε N / (T log2 T √(d ln(1/δ))), clipped to [1/N, 1], and the length of
-    a step is η = 1/√(NT).
+    T is the largest integer of at least 2 with T log2 T ≤ ε N² / √(d ln(1/δ)).  α is ε N / (T log2 T √(d
+    ln(1/δ))), clipped to [1/N, 1], and η is 1/√(NT).
 
     Args:
         records: N, the number of records.
         dimension: d, the number of coordinates.
         epsilon: ε of the run.
         delta: δ of the run.
-
-    Returns:
-        T, α and η, with 0 for γ, which Algorithm 1 does not have.
 
     Raises:
         InputError: There is no such T, or ε or δ is out of its range.
@@ -222,10 +215,8 @@ def tree_parameters(records: int, dimension: int, epsilon: float, delta: float) 
 def reduced_parameters(records: int, dimension: int, epsilon: float) -> TheoremParameters:
     """Return T, α, η and γ of Theorem 9.
 
-    T = ⌊N^{7/3} ε^{4/3} / d^{2/3}⌋ is the number of rounds.  The weight of a new gradient in the momentum is
-    α = N^{3/4} ε / (T^{3/4} √d), at least 1/N, the length of a step is η = 1/√(NT), and the weight of new
-    gradients in the sums of Algorithm 2 is γ = ηN.  The theorem's rate is claimed and not proved: its proof needs
-    fresh permutations, the algorithm a fixed one.
+    T is ⌊N^{7/3} ε^{4/3} / d^{2/3}⌋, α is N^{3/4} ε / (T^{3/4} √d), at least 1/N, η is 1/√(NT), and γ is ηN.  The
+    theorem's rate is claimed and not proved: its proof needs fresh permutations, the algorithm a fixed one.
 
     Args:
         records: N, the number of records.
@@ -337,7 +328,7 @@ class MomentumSettings(Settings):
 def _make_estimator(settings: MomentumSettings, problem: Problem) -> PlainGradient:
     """Return the estimator m_t = (1 - α) m_{t-1} + α g_t, with increments α g_t clipped to norm α G.
 
-    A silo remembers the query of the round before, from which `check_query_distance` measures a move.
+    A silo remembers two queries, so that it can measure how far a query moved.
     """
     alpha = settings.alpha_for(problem)
     return PlainGradient(alpha * settings.clip_for(problem), coefficient=alpha, decay=1.0 - alpha, memory=2)
@@ -432,14 +423,11 @@ def _make_tree(settings: MomentumTreeSettings, problem: Problem, workload: Workl
 
 
 def _prescribe_theorem_6(settings: MomentumTreeSettings, problem: Problem) -> tuple[Prescription, ...]:
-    """Prescribe the numbers of Theorem 6 for this run, with its bound on E‖∇F(w_U)‖ if that is known.
+    """Prescribe the numbers of Theorem 6, with its bound on E‖∇F(w_U)‖ if that is known.
 
     The bound needs a finite clip G, smoothness L and bound on the fall of the loss (`gap`), and a clip that is at
-    least the Lipschitz constant of the loss.  A run with a fixed order of records gets the bound, too, with the
-    theorem's fresh orders as an assumption.
-
-    Returns:
-        One prescription, with a reason in place of numbers if the theorem has none for this run.
+    least the Lipschitz constant of the loss.  With a fixed order of records, the theorem's fresh orders are stated
+    as an assumption.
     """
     prescription = _prescribe(
         "Theorem 6", problem, partial(tree_parameters, problem.records, problem.dimension, delta=problem.delta)
@@ -472,11 +460,7 @@ def _prescribe_theorem_9(_settings: MomentumSettings, problem: Problem) -> tuple
 
 @catch_refusal
 def _prescribe(name: str, problem: Problem, formula: Callable[[float], TheoremParameters]) -> Prescription:
-    """Prescribe a theorem's numbers, for batches of 1 record, since the paper's T counts single gradients.
-
-    The result has a reason in place of numbers if the scenario is not private, or if the formula refuses its
-    numbers.
-    """
+    """Prescribe a theorem's numbers, for batches of 1 record, since the paper's T counts single gradients."""
     if problem.epsilon is None:
         raise InputError(f"{name} needs an (ε, δ), and the scenario is not private")
     parameters = formula(problem.epsilon)

@@ -177,7 +177,6 @@ def render_statistics_page(stats: Statistics, tables: Sequence[TableResult], rec
 
 
 def _render_table(table: TableResult) -> Markup:
-    """Render the rows of a table (`table_rows`) in HTML."""
     rows = table_rows(table)
     head = Markup("").join(Markup("<th>{}</th>").format(name) for name in (rows[0] if rows else ()))
     lines = [
@@ -329,9 +328,7 @@ def release_tables(
         connection: SuperLink of a deployment.
 
     Raises:
-        InputError: The scenario or the engine cannot be used.
-        RunError: The run could not be finished.
-        OSError: A file of the results cannot be written.
+        InputError, RunError, OSError: As for `statistics`.
     """
     folder = run_sweep(stats.scenario, RunOptions(engine=engine, out=out, connection=connection))
     write_table(folder)  # of the run's own metrics, as `fedpriv run` writes it
@@ -364,9 +361,7 @@ def run_statistics(
         as_json: Whether JSON is printed in place of text.
 
     Raises:
-        InputError: The plan or a setting cannot be used.
-        RunError: The run could not be finished.
-        OSError: A file of the results cannot be written.
+        InputError, RunError, OSError: As for `statistics`.
     """
     row, stats = find_engine_row(engine), Statistics.from_plan(read_plan(path, overrides))
     if dry_run:
@@ -393,7 +388,7 @@ def _print_dry_run(stats: Statistics, *, for_release: bool, as_json: bool) -> No
     """Print each table's number of cells, its error under each trust setting, and the price of all tables.
 
     The error is that of the noise in one released coordinate, in units of protection: half an interval of 95 % in
-    text, a standard deviation in JSON.  The price is that of the run's claim under the plan's own trust setting.
+    text, a standard deviation in JSON.  The price is for the plan's own trust setting.
 
     Args:
         stats: Plan and scenario.
@@ -520,10 +515,10 @@ def print_coefficients(folder: Path, *, as_json: bool) -> None:
 def compute_coefficients(record: Mapping[str, Any], folder: Path) -> list[tuple[str, "Coefficient"]]:
     """Compute the weights of a cell's regression, with intervals of 95 % for sampling and noise.
 
-    The noise is that of the rounds' recorded release streams.  A stream has the releases of some silos, or of the
-    server or sums of masked messages, with noise of one std.  The noise in the mean over silos has the variance
-    Σ_stream std² · Σ_silo p², where p is the silo's weight in the mean (`silo_weights`).  A stream without silos
-    counts with weight 1.
+    The noise is that of the rounds' recorded release streams.  A stream has the releases of some silos, or of none
+    (a server's, or sums of masked messages), with noise of one std.  The noise in the mean over silos has the
+    variance Σ_stream std² · Σ_silo p², where p is the silo's weight in the mean.  A stream without silos counts
+    with weight 1.
 
     Sampling is that of the records of a round.  If the weights are not in proportion to the silos' records, their
     number is replaced by that of a plain mean with the same variance, 1 / Σ_silo (p²/B) for B records of a silo.

@@ -103,11 +103,7 @@ class Axis(_PublicModel):
 
     @property
     def ordered_count(self) -> int:
-        """Number of cells, not counting the cell of missing values.
-
-        For numbers these are a cell below all bins, the bins, and a cell above them.  For words there is a cell
-        for each word.
-        """
+        """Number of cells (`codes`), not counting the cell of missing values."""
         return len(self.edges) + 1 if self.edges is not None else self.words or 0
 
     @property
@@ -121,9 +117,8 @@ class Axis(_PublicModel):
             raw: Numbers, or indices of words, (n,), with NaN for a missing one.
 
         Returns:
-            Cells (n,).  Numbers have cell 0 below all edges, then the bins between the edges, and a cell above
-            them.  Words have a cell each.  The last cell has missing values, and values that are no index of a
-            word.
+            Cells (n,).  Numbers have cell 0 below all edges, then the bins, and a cell above all edges.  Words
+            have a cell each.  The last cell has missing values, and values that are no index of a word.
         """
         missing = np.isnan(raw)
         if self.edges is None:
@@ -164,8 +159,7 @@ class Cells(_PublicModel):
         """Check that columns are distinct, that cells are not too many, and that the axes fit the form."""
         columns, cells = {axis.column for axis in self.axes}, math.prod(axis.cell_count for axis in self.axes)
         is_survival = len(self.axes) > 1 and self.axes[-2].edges is not None and self.axes[-1].words == 2
-        # The limit on cells is a coarse one, before `blocks` makes a list of all groups.  `StatisticsSettings`
-        # checks the exact number, which for a survival table is less than this product.
+        # The limit on cells is a coarse one, before `blocks` makes a list of all groups (`StatisticsSettings`).
         refuse(
             {
                 "a table has a column twice": len(columns) < len(self.axes),
@@ -205,7 +199,8 @@ class Cells(_PublicModel):
         """Blocks of the table's matrix C, in the order of the cells.
 
         A table of counts has one block of all crossed cells, and moments have one of three coordinates.  In other
-        tables each group has its ordered cells, then one cell of the records without a place in the order.
+        tables each group has one or two blocks of ordered cells, then one cell of the records without a place in
+        them.
         """
         if self.form == "counts":
             return (CellBlock(size=math.prod(axis.cell_count for axis in self.axes), kind="plain"),)
@@ -543,7 +538,7 @@ class Indicators(Deterministic):
 def make_indicators(
     _shape: tuple[int, ...], _classes: int, dtype: torch.dtype, settings: StatisticsSettings
 ) -> Indicators:
-    """Return the objective of these settings.  The shape and number of classes of the records are not used."""
+    """Return the objective of these settings, for records of any shape and number of classes."""
     return Indicators(settings, dtype)
 
 

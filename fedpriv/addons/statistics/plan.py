@@ -1,8 +1,7 @@
 """Plans of statistics: tables, data and budget, and the columns that a silo's policy allows.
 
-A plan asks for tables of counts, means, quantiles or survival curves.  It becomes a scenario whose model
-"statistics" sums what records add to the tables.  Raw cells are the values of a record's columns before they are
-scaled: numbers, or codes of words.
+A plan asks for tables of counts, means, quantiles or survival curves.  Raw cells are the values of a record's
+columns before they are scaled: numbers, or codes of words.
 """
 
 import tomllib
@@ -50,8 +49,7 @@ class StatisticsGuard:
     def allowance(cell: Cell) -> dict[str, Any]:
         """Return the entry of a policy's section [allow] by which a run of statistics is allowed.
 
-        Its key "statistics" lists the columns that the run counts.  The result is empty for a run without
-        statistics of a table.
+        Its key "statistics" lists the columns that the run counts.  Other runs have no entry.
 
         Raises:
             InputError: The table has test rows, and neither a column `split` nor persons decide which they are.
@@ -168,10 +166,7 @@ def read_plan(source: Path | Mapping[str, Any], overrides: Sequence[str] = ()) -
 
 
 def is_plan(path: Path) -> bool:
-    """Whether a file can be read as TOML with a list `table`, such as of [[table]] entries.
-
-    No scenario has such a list.
-    """
+    """Whether a file can be read as TOML with a list `table`, such as of [[table]] entries."""
     try:
         return isinstance(tomllib.loads(path.read_text(encoding="utf-8")).get("table"), list)
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError):

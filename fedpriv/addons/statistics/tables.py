@@ -3,8 +3,7 @@
     plan ─▶ scenario of one round (model "statistics") ─▶ any engine ─▶ its model, times the records ─▶ tables
 
 A release is the noisy mean over records of (a_j C_j e_k)_j: e_k indicates the record's cell in table j, C_j is the
-identity or the square root of sums over ordered cells, and a_j is the table's scale.  A table of means has (x, 2x²
-- 1, 1.7) in place of C_j e_k, with x the number, cut to its public range, which is scaled to -1 … 1.
+identity or the square root of sums over ordered cells, and a_j is the table's scale (`indicators`).
 
 Released coordinates of table j are this mean times the public number of records over a_j, so that they are in
 records.  If persons or clients are protected, they are counted in place of records.  Columns of a table are its
@@ -392,13 +391,13 @@ def _estimate_quantiles(
     upper edge of a cell with N_k ≥ q n, once N is made monotone and cut to 0 … max(0, n).  The upper edge of the
     last cell is infinite.
 
-    Intervals use N as released.  Let e_k = N_k - q n, which without noise is below 0 at the edges below the
-    quantile and 0 or more from the quantile on, and s_k the standard deviation of its noise.  The interval for
-    these records begins at the first edge with e_k ≥ -1.96 s_k.  It ends at the first edge from which on every e_k
-    ≥ 1.96 s_k.  An end is infinite if there is no such edge.  The interval begins too late only if the noise at
-    the quantile's own edge is below -1.96 s_k, and ends too early only if that at the edge before is 1.96 s_k or
-    more, which has a probability of 2.5 % each.  The interval for the population adds the variance max(0, n) q (1
-    - q) to that of the noise, and half a record to 1.96 standard deviations, because counts are whole.
+    Intervals use N as released.  Let e_k = N_k - q n, which without noise is below 0 before the quantile and 0 or
+    more from it on, and s_k the standard deviation of its noise.  The interval for these records begins at the
+    first edge with e_k ≥ -1.96 s_k, and ends at the first edge from which on every e_k ≥ 1.96 s_k, or is infinite
+    without such an edge.  It begins too late only if the noise at the quantile's own edge is below -1.96 s_k, and
+    ends too early only if that at the edge before is 1.96 s_k or more, with a probability of 2.5 % each.  The
+    interval for the population adds the variance max(0, n) q (1 - q) to that of the noise, and half a record to
+    1.96 standard deviations, because counts are whole.
 
     Args:
         request: The table in the plan, with its quantiles q.
@@ -411,7 +410,7 @@ def _estimate_quantiles(
         Two estimates for each quantile, for these records and for the population, and the curve of the shares
         with its band (`_bound_shares`).  The curve has no edges `at` if n is not above 0.
     """
-    from scipy.optimize import isotonic_regression  # slow to import, and only released quantiles need it
+    from scipy.optimize import isotonic_regression  # slow to import
 
     edges = np.array(table.axes[-1].edges)
     ordered = len(edges) + 1
@@ -476,8 +475,8 @@ def _estimate_survival(
     Args:
         table: Table of a time and an event.
         group: Labels of the group.
-        released: Released coordinates of the group: those of events by bin, then those of censored records by bin
-            and of all records beyond the bins, and last, not used here, that of records in none of these.
+        released: Released coordinates of the group: those of events by bin, those of censored records by bin and
+            of all records beyond the bins, and last, not used here, that of records in none of these.
         std: Standard deviation of the noise in each coordinate, in records.
 
     Returns:
