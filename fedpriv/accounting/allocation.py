@@ -434,10 +434,6 @@ def _curve(mechanism: AllocatedGaussian, resolution: _Resolution) -> Curve:
     * the bound from `mechanism.overlaps`, if there is one,
     * the bound of the symmetric pair of both units (`symmetric`), for two rounds or more and enough noise, where
       the overlap that all rounds share counts as one more Gaussian release.
-
-    Args:
-        mechanism: Mechanism of the run.
-        resolution: Resolution of the computation.
     """
     known_curve, (removal, addition) = (
         gaussian_curve(mechanism.known_mu),
@@ -480,10 +476,6 @@ def removal_and_addition_curves(
     Gaussian release of known rounds.  Where the bound from `mechanism.overlaps` is smaller, it is taken.
 
     Guarantee: each curve bounds its direction under zero-out, whatever `mechanism.relation` is.
-
-    Args:
-        mechanism: Mechanism of the run.
-        resolution: Resolution of the computation.
     """
     independent = mechanism.independent_part
     common_mu = mechanism.common_mu / RELATION_FACTOR[mechanism.relation]  # under zero-out

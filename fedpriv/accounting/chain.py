@@ -369,6 +369,7 @@ class ExponentGrid:
 
     def _range(self) -> tuple[float, float]:
         """Return the ends of an interval that walks leave with probability and mean `LOST_MEAN` at most."""
+        # The largest variance of a walk, and the most that rounding adds to one.
         walk_variances = self._variances(_BOUNDED_STEP_VARIANCE)
         largest, excess = float(np.max(walk_variances)), float(np.max(walk_variances - self.variances))
         reach = math.sqrt(2.0 * largest * (math.log(2.0 * (len(walk_variances) + 1) / LOST_MEAN) + excess))
@@ -381,7 +382,7 @@ class ExponentGrid:
         return self._variances(0.0)
 
     def _variances(self, step_variance: float) -> Floats:
-        """Compute the variances of a walk, (n,), with `step_variance` · h² added to the variance of each step."""
+        """Return variances (n,), with `step_variance` · h² added to the variance of each step."""
         variances, variance = [], 0.0
         for ratio, std in zip(self.ratios, self.stds, strict=True):
             variance = ratio**2 * variance + std**2 + step_variance * self.step**2

@@ -163,7 +163,7 @@ def _compose_epochs(
         direction: Function from an epoch to its privacy loss distribution, or to None.
         units: Factor of the relation, 1 under zero-out and 2 under replace-one.
         overlaps: Chains above the unit's rounds, and the shared variance.
-        multiplier: Noise multiplier σ / clip.
+        multiplier: σ / clip.
         resolution: Resolution of the computation.
     """
     epoch_counts = Counter(overlaps.epoch_chains)

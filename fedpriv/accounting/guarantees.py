@@ -325,8 +325,8 @@ def least_noise(
         fine: Function of a multiplier -> a tighter privacy curve.
 
     Raises:
-        InputError: The search finds no multiplier up to a million, a curve refuses one that is tried, ε is not a
-            finite number above 0, or δ is not from 1e-10 to below 1.
+        InputError: The search finds no multiplier up to a million, a curve refuses one that is tried, or ε or δ is
+            out of its range.
     """
     check_positive("epsilon", epsilon)
     check_resolvable_delta(delta)

@@ -203,10 +203,10 @@ def _round_loss(output: float, q: float, z: float, order: str) -> float:
 
 
 def _round_deltas(epsilons: Floats, q: float, z: float, order: str) -> Floats:
-    """Compute the hockey stick H_ε(P‖Q) of one round, for ε of either sign, (n,).
+    """Compute the hockey stick H_ε(P‖Q) of one round at `epsilons` of either sign, (n,), for a pair P, Q.
 
-    The pairs are those of the module's docstring, mirrored for REMOVE and REPLACE so that the loss falls as the
-    output rises.
+    The pairs are those of the module's docstring, with sampling rate q and noise multiplier z, mirrored for REMOVE
+    and REPLACE so that the loss falls as the output rises.
 
     | order | P | Q |
     |---|---|---|
@@ -218,12 +218,6 @@ def _round_deltas(epsilons: Floats, q: float, z: float, order: str) -> Floats:
     H_ε by its square only, since the derivative is 0 there.
 
     Source: dp-accounting 0.6.0, `GaussianPrivacyLoss`, whose values these are up to rounding.
-
-    Args:
-        epsilons: ε, (n,).
-        q: Sampling rate.
-        z: Noise multiplier.
-        order: "REMOVE", "ADD" or "REPLACE".
     """
     # `outputs` are those at which the loss is ε.
     side = -1.0 if order == "ADD" else 1.0

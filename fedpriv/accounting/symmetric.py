@@ -78,7 +78,7 @@ class SymmetricPairEpoch:
         """Return the curve of an upper bound of H_ε(P‖Q) for ε ≥ 0.
 
         For one or two values of ε the bound is computed at each of them, on grids of twice the size.  For more
-        values, where this would take long, it is that of a loss distribution which is fitted once.
+        values it is that of a loss distribution which is fitted once.
 
         Args:
             knots: Number of intervals between the values of ε to which the loss distribution is fitted.
@@ -91,7 +91,6 @@ class SymmetricPairEpoch:
             return self.loss_distribution(knots, epsilon_at(loose_curve, MIN_DELTA))
 
         def curve(epsilons: Floats) -> Floats:
-            """Compute upper bounds of δ, in the shape of `epsilons`."""
             if np.size(epsilons) > _FEW_EPSILONS:
                 return knot_distribution().deltas(epsilons)
             bounds = []

@@ -188,11 +188,11 @@ class Problem:
     schedule: Participation
     """Participation: the records that each round reads."""
     epsilon: float | None = None
-    """ε of the guarantee at `delta`, or None for a run that is not private."""
+    """ε that the rounds may have at `delta`, or None for a run that is not private."""
     delta: float = 1e-5
     """δ of the guarantee."""
     seed: int = 0
-    """Seed of the run's public random choices: of the optimizer, and of the directions of a smoothed loss."""
+    """Seed of the run's public random choices."""
     silos: int = 1
     """Number of silos."""
     gap: float = math.inf
@@ -370,7 +370,7 @@ class Algorithm:
 
 
 SCALE_SETTINGS = ("clip", "step", "beta", "radius", "diameter")
-"""Settings that only scale a run's numbers.  The noise that suits a run best does not depend on them."""
+"""Settings that only scale a run's numbers, so that the noise that suits a run best is the same."""
 
 
 class NoiseSettings(Settings, MechanismOptions):
@@ -415,7 +415,7 @@ class NoiseSettings(Settings, MechanismOptions):
         """Copy of the settings with 1 for each of `SCALE_SETTINGS`, explicit parameters, and late_clip "same".
 
         A clip "growing" stays, because it is no scale: clips differ between rounds.  The mechanism is independent
-        noise, in place of one that may have to be fitted.
+        noise, which needs no fit.
         """
         field_names = type(self).model_fields.keys()
         updates: dict[str, Any] = {
@@ -428,11 +428,6 @@ class NoiseSettings(Settings, MechanismOptions):
 
 def choose_mechanism(settings: NoiseSettings, _problem: Problem, workload: Workload) -> Mechanism:
     """Make the mechanism that a scenario names.
-
-    Args:
-        settings: Keys of the scenario, with the mechanism's name and options.
-        _problem: Not used.
-        workload: Running sums.
 
     Raises:
         InputError: The mechanism cannot be built for these sums.
@@ -457,12 +452,10 @@ class SteppingOptimizer(Optimizer, Protocol):
 
 @dataclass(frozen=True)
 class ScheduledSteps:
-    """Optimizer `inner` whose step in round t is multiplied by `factors[t - 1]`."""
+    """Optimizer `inner` whose step in round t is multiplied by `factors[t - 1]`, which is η_t / η."""
 
     inner: SteppingOptimizer
-    """Optimizer with a `step`."""
     factors: tuple[float, ...]
-    """Factors η_t / η of the step, (T,)."""
 
     def start(self, initial: Tensor) -> Any:
         return self.inner.start(initial)
@@ -481,23 +474,17 @@ class ScheduledSteps:
 
 
 class FadingState(NamedTuple):
-    """State of the inner optimizer, and the mean of its models, (..., d)."""
+    """State of the inner optimizer, and the mean a_t of its models, (..., d)."""
 
     inner: Any
-    """State of the inner optimizer."""
     mean: Tensor
-    """a_t, (..., d)."""
 
 
 @dataclass(frozen=True)
 class FadingAverage:
-    """Optimizer `inner` that publishes the mean of its models so far.
-
-    Each model has `decay` times the weight of the next.
-    """
+    """Optimizer that publishes a mean of `inner`'s outputs, each with β times the weight of the next."""
 
     inner: Optimizer
-    """Optimizer whose outputs are averaged."""
     decay: Scalar
     """β, in (0, 1)."""
 
@@ -565,15 +552,7 @@ class ScheduledSettings(Settings):
         return float((self.step_drop or 0.1) ** sum(t > share * rounds for share in self.step_drops or ()))
 
     def schedule_steps(self, optimizer: SteppingOptimizer, problem: Problem) -> Optimizer:
-        """Apply the step schedule and the fading average to an optimizer.
-
-        Args:
-            optimizer: Optimizer with a `step`.
-            problem: Public numbers of the run.
-
-        Returns:
-            Optimizer with those of both that change anything, or the given one if neither does.
-        """
+        """Apply the step schedule and the fading average to an optimizer, as far as they change anything."""
         factors = self.step_factors(problem.rounds)
         scheduled: Optimizer = optimizer if set(factors) == {1.0} else ScheduledSteps(optimizer, factors)
         return FadingAverage(scheduled, self.fading_average) if self.fading_average else scheduled

@@ -367,9 +367,9 @@ def _calibrate(
         rounds: T, not rounded.
         batch: B, not rounded.
         beta: β.
-        clip: Norm bound on one example's increment.
+        clip: C.
         printed: Name of the corollary, and its factor f.
-        conditions: The setting's own conditions.
+        conditions: Conditions of this setting alone.
         assumption: Condition that no number can show.
     """
     n, epsilon, delta = problem.records, problem.epsilon, problem.delta

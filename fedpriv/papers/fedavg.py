@@ -33,10 +33,10 @@ coordinate).  Their Δ_t is the clients' mean displacement, and g_t = -Δ_t is t
 | `first` | m_t, of -Δ | (..., d) |
 | `second` | v_t | (..., d) |
 
-**Quantile clipping**: in every row of cohorts the clip may follow a quantile of the clients' norms.  Source:
-Andrew, Thakkar, McMahan & Ramaswamy 2021, Algorithm 1, with both noisy means in one vector.  A client sends a bit,
-1 if its displacement fits the clip, and b~_t is a noisy estimate of the share of such clients.  γ is the share
-that should fit.  ρ is the weight of the bit, and η_C the rate at which the clip follows.  A client's clipped
+**Quantile clipping**: the clip of these rows may follow a quantile of the clients' norms.  Source: Andrew,
+Thakkar, McMahan & Ramaswamy 2021, Algorithm 1, with both noisy means in one vector.  A client sends a bit, 1 if
+its displacement fits the clip, and b~_t is a noisy estimate of the share of such clients.  γ is the share that
+should fit.  ρ is the weight of the bit, and η_C the rate at which the clip follows.  A client's clipped
 displacement over C_t, joined with the coordinate ρ (bit - ½), has norm κ = √(1 + ρ²/4) at most.
 
     b~_t = ½ + (last coordinate) / ρ
@@ -113,15 +113,7 @@ class OptionalLocalSteps(Settings):
 
 
 def add_local_steps(settings: LocalStepsSettings, problem: Problem, objective: Objective) -> Objective:
-    """Replace gradients by the clients' own training.
-
-    Args:
-        settings: Keys of the row.
-        problem: Public numbers of the run.
-        objective: Objective of the clients' records.
-
-    Returns:
-        Objective whose increments are displacements by local steps.
+    """Replace the increments of an objective, gradients, by clients' displacements in local steps.
 
     Raises:
         InputError: A unit of protection has at most one record in a round.
@@ -130,12 +122,7 @@ def add_local_steps(settings: LocalStepsSettings, problem: Problem, objective: O
 
 
 def add_optional_local_steps(settings: OptionalLocalSteps, problem: Problem, objective: Objective) -> Objective:
-    """Replace gradients by the clients' own training if local steps are given, as `add_local_steps` does.
-
-    Args:
-        settings: Keys of the row.
-        problem: Public numbers of the run.
-        objective: Objective of the clients' records, which is the result if no local steps are given.
+    """Replace increments as `add_local_steps` does if local steps are given, else return the objective.
 
     Raises:
         InputError: Local steps are given, and a unit of protection has at most one record in a round.
@@ -167,15 +154,11 @@ class AveragingState(NamedTuple):
 
 @dataclass(frozen=True)
 class LocalAveraging:
-    """Optimizer that averages silos' points after steps with the learning rate `step`.
-
-    The average becomes the query once in `every` rounds.
-    """
+    """Optimizer whose query is the mean of the silos' points, renewed once in `every` rounds."""
 
     step: Scalar
     """η of a silo's own steps."""
     every: int
-    """Number of rounds between two queries that differ."""
 
     def start(self, initial: Tensor) -> AveragingState:
         return AveragingState(initial, initial)
@@ -333,7 +316,7 @@ class FedAdam(FedAdagrad):
 
 
 class QuantileState(NamedTuple):
-    """State of the inner optimizer, and the clip (..., 1)."""
+    """State of the inner optimizer, and the clip C_t, (..., 1)."""
 
     inner: Any
     clip: Tensor

@@ -82,7 +82,7 @@ from fedpriv.participation.orders import FixedOrder
 
 @dataclass(frozen=True)
 class PublicChoices:
-    """Public random choices of the optimizer, drawn from the seed and independent of all releases.
+    """Public random choices of the optimizer, drawn from the seed.
 
     Unless `publishes_last`, window k becomes the output with probability 1/k (`publishes`), so that the output is
     uniform over the complete windows whenever a run stops.  The paper draws the window once.
@@ -461,12 +461,8 @@ def _anchor_noise_ratio(settings: GoldsteinSettings, problem: Problem) -> float:
 def _make_optimizer(settings: GoldsteinSettings, problem: Problem, error: float) -> O2NC:
     """Return the optimizer, with the step η = D / ((C1 + G0) √W) unless the scenario gives a number.
 
-    C1 + G0 is the theory's bound of the root mean square norm of a release, with C1 for the Lipschitz constant.
-
-    Args:
-        settings: Keys of the algorithm: D (`radius`), C1 (`anchor_clip`), the window's W rounds and η (`step`).
-        problem: Numbers of the run, with T rounds and the seed of the public choices.
-        error: Bound G0 on the root mean square error of a release.
+    C1 + G0 is the theory's bound of the root mean square norm of a release, with the clip C1 of anchors for the
+    Lipschitz constant, and the bound G0 (`error`) on the root mean square error of a release.
 
     Raises:
         InputError: A window has more rounds than the run.

@@ -315,9 +315,8 @@ class NoisyNewton:
         """Average the noisy Hessian into A_t, and step to x_{t+1}, (..., p + p (p + 1)/2) together.
 
         Args:
-            state: (x_t, svec A_{t-1}).
-            released: Release of round t, in the shape of the state, of which `released` / `scale` is (g~_t, κ svec
-                H~_t).
+            state: (x_t, svec A_{t-1}), in the shape of the result.
+            released: Release of round t, of which `released` / `scale` is (g~_t, κ svec H~_t).
             current: Round, with its number t and its scale.
         """
         size, t = self.parameters, current.t

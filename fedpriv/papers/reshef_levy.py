@@ -216,10 +216,9 @@ def _step_length(settings: Mu2Settings, problem: Problem, noise_std: float) -> f
     rounds.  Without noise η = 1/(4 L T).  With noise L = 0 sets no limit: 1/(4 L T) then counts as infinite.
 
     Args:
-        settings: Keys of the algorithm, with D and the step, which is η itself if it is a number.
+        settings: Keys of the algorithm.
         problem: Numbers of the run, with T rounds.
-        noise_std: Standard deviation per coordinate of a fresh noise vector in the mean over silos, or 0 without
-            noise.
+        noise_std: Standard deviation per coordinate of a fresh noise vector in the mean over silos, or 0.
 
     Raises:
         InputError: The step is to follow from L, and no L is known, or L = 0 without noise, or the scenario's

@@ -173,13 +173,7 @@ class SgdSettings(StepSettings, ScheduledSettings):
 
 
 def averaged_bound(settings: StepSettings, problem: Problem, released: ReleaseNumbers) -> Bound:
-    """Bound the excess risk of the average of the iterates.
-
-    Args:
-        settings: Keys of the row.
-        problem: Public numbers of the run.
-        released: Public numbers of the run's releases, which are gradients.
-    """
+    """Bound the excess risk of the average of the iterates, for a run that releases gradients."""
     return projected_bound(
         released.gradient_errors, settings.radius, problem.smoothness, settings.step, fresh=True
     )

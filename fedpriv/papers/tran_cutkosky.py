@@ -403,11 +403,6 @@ def _make_tree(settings: MomentumTreeSettings, problem: Problem, workload: Workl
     `simple_noise_multiplier`, and half of that under zero-out.  If the tree's own sensitivity needs more noise,
     the tree has that.
 
-    Args:
-        settings: Keys of the row.
-        problem: Numbers of the run, with N rounds in an epoch.
-        workload: Running sums, whose decay is 1 - α.
-
     Raises:
         InputError: The chosen mechanism cannot be built, or the paper's noise is asked for with α below 1/N, or
             with an ε that is 0 or above ln(1/δ).

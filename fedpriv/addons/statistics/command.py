@@ -50,7 +50,7 @@ _FIGURES = ("value", "low", "high", "covers")
 def format_number(value: float) -> str:
     """Format a figure of size 100 or more as a whole number, and others to three significant digits.
 
-    Infinity, as of a quantile beyond the last edge, is "above".  NaN and minus infinity are "-".
+    Infinity is "above", as for a quantile beyond the last edge.  NaN and minus infinity are "-".
     """
     if not math.isfinite(value):
         return "above" if value > 0 else "-"
@@ -92,9 +92,9 @@ def table_rows(table: TableResult) -> list[dict[str, Any]]:
 
 
 def statistics_data(stats: Statistics, tables: Sequence[TableResult], record: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the tables and their claim as plain data, with None for infinities and NaN in tables.
+    """Return the tables, and the claim of the cell `record`, as plain data.
 
-    The claim is taken from `record`, the cell of the run's results.
+    Infinities and NaN in tables become None.
     """
     claim = {name: record[name] for name in ("mu", "epsilon", "delta", "relation", "trust", "engine")}
     tree = {"name": stats.plan.name, "unit": stats.plan.privacy.unit, "places": stats.unit_count, **claim}
@@ -141,7 +141,7 @@ def render_statistics_page(stats: Statistics, tables: Sequence[TableResult], rec
     Args:
         stats: Plan and scenario.
         tables: Released tables.
-        record: Entry of the run in its results, with the claim.
+        record: Cell of the run's results, with the claim.
     """
     title, css, reader = (
         stats.plan.title or stats.plan.name,

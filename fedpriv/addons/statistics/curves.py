@@ -35,7 +35,7 @@ Figures of test records are written with intervals of 95 %, for [evaluation.curv
 | `test_auc_at_SILO`, `test_auc_low_at_SILO`, … | the records of a silo |
 | `test_observed_where_0.212`, … | share of class 1 where the model's mean score is .212 |
 
-The other figures of `TwoClassTable.figures` have keys like those of the AUC.
+Other figures of `TwoClassTable.figures` have keys like those of the AUC.
 """
 
 import math
@@ -235,7 +235,10 @@ class CurveSettings(BaseModel):
 
 @dataclass(frozen=True)
 class Grouping:
-    """A column that splits test records into groups, as the features encode it."""
+    """A column that splits test records into groups, which are read off the features that the model sees.
+
+    These are one-hot for a column of words, or a scaled number, between edges that are scaled alike.
+    """
 
     name: str
     """Name of the column."""
@@ -244,7 +247,7 @@ class Grouping:
     first_feature: int
     """Position of the column's first feature."""
     edges: tuple[float, ...] | None = None
-    """Edges in the scale of the features for a number, or None for words, which have one feature each."""
+    """Edges in the scale of the feature, or None for words."""
 
     def codes(self, features: Tensor) -> Tensor:
         """Return the group of each record, which depends on the features of that record only.
@@ -269,9 +272,6 @@ def make_groupings(
     settings: CurveSettings, schema: TableSchema | None, model: ModelSettings, *, is_scaled: bool
 ) -> tuple[Grouping, ...]:
     """Return one grouping for each column of `settings.by`, in their order, or `ONE_GROUP` without any.
-
-    A grouping reads the group of a record off the features that the model sees: the one-hot features of a column
-    of words, or a scaled number between edges that are scaled alike.
 
     Args:
         settings: Columns and the edges of their groups.

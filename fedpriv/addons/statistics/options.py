@@ -62,6 +62,6 @@ def coefficients(
 
 
 def register(app: Any, silo: Any, data: Any) -> None:
-    """Add `statistics` and `coefficients` to `fedpriv`, and nothing to `fedpriv silo` and `fedpriv data`."""
+    """Add `statistics` and `coefficients` to `fedpriv`."""
     app.command()(statistics)
     app.command()(coefficients)

@@ -31,10 +31,6 @@ class StatisticsGuard:
 
         The policy lists the columns that may be counted.  The check is data minimisation: privacy rests on the
         budget, and not on this list.
-
-        Args:
-            policy: Policy of the silo.
-            cell: The run, whose model reads raw cells.
         """
         if not isinstance(settings := cell.model.settings, StatisticsSettings):
             return f"model.name = {cell.model.name!r} reads raw cells, and is none of fedpriv's statistics"

@@ -80,10 +80,7 @@ class TwoClassTable:
         )
 
     def figures(self) -> dict[str, IntervalEstimate]:
-        """Return the figures by name, or an empty dictionary if a class has too few records.
-
-        The calibration error is left out if no merged bin has enough records.
-        """
+        """Return the figures by name, without those for which there are too few records."""
         if not self.has_enough_records:
             return {}
         (sensitivity, sensitivity_variance), (specificity, specificity_variance) = (

@@ -199,13 +199,8 @@ def _make_cells(request: TableRequest, schema: TableSchema) -> Cells:
 def _axis_data(table: TableRequest, name: str, schema: TableSchema) -> dict[str, Any]:
     """Return an axis as plain data: the column's position, and its number of words or the edges of bins.
 
-    The words of a column are its categories, and a column without words has numbers.  Without given edges there
-    are 10 bins of equal width over the range of the column, or one bin in a table of means.
-
-    Args:
-        table: Table of the plan.
-        name: Column of the axis.
-        schema: Columns of the data with their public ranges and words.
+    A column without words has numbers.  Without given edges there are 10 bins of equal width over the range of the
+    column, or one bin in a table of means.
 
     Raises:
         InputError: The data have no such column, or a column of words is given edges.
