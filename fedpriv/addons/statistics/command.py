@@ -474,7 +474,7 @@ def print_coefficients(folder: Path, *, as_json: bool) -> None:
         InputError: The folder has no results, or a cell has no coefficients that `compute_coefficients` can read.
         RunError: A claim differs from the recorded releases.
         OSError: A model's file cannot be opened.
-        EOFError, ValueError: A model's file is empty or damaged.
+        EOFError, RuntimeError, TypeError, ValueError: A model's file holds no model of its cell.
     """
     from fedpriv.show.summary import format_value
     from fedpriv.study.results import check_claims, read_claims
@@ -534,7 +534,7 @@ def compute_coefficients(record: Mapping[str, Any], folder: Path) -> list[tuple[
         InputError: The cell's model and algorithm have no coefficients with intervals, its rounds are too few for
             them, or its scenario or data cannot be used.
         OSError: The model's file cannot be opened.
-        EOFError, ValueError: The model's file is empty or damaged.
+        EOFError, RuntimeError, TypeError, ValueError: The model's file holds no model of the cell.
     """
     import torch
 

@@ -159,7 +159,7 @@ class Cells(_PublicModel):
         """Check that columns are distinct, that cells are not too many, and that the axes fit the form."""
         columns, cells = {axis.column for axis in self.axes}, math.prod(axis.cell_count for axis in self.axes)
         is_survival = len(self.axes) > 1 and self.axes[-2].edges is not None and self.axes[-1].words == 2
-        # The limit on cells is a coarse one, before `blocks` makes a list of all groups (`StatisticsSettings`).
+        # A coarse limit, before `blocks` makes a list of all groups.  `StatisticsSettings` has the exact one.
         refuse(
             {
                 "a table has a column twice": len(columns) < len(self.axes),
