@@ -118,8 +118,6 @@ def forward_key(message: Message, context: Context, socket: Path) -> Message:
 def forward_admission_query(message: Message, context: Context, socket: Path) -> Message:
     """Return a message with the refusal that the guard would give to the run, or an empty message.
 
-    The guard opens, charges and releases nothing for the question.
-
     Raises:
         InputError: The run configuration names no cell that can be run.
     """
@@ -272,7 +270,7 @@ def _exchange_frames(
 def _cell_json(context: Context) -> str:
     if cell_json := context.run_config["cell-json"]:
         return str(cell_json)
-    # Imported late: the module reads the scenario's file, which needs torch.
+    # Imported late, because the module needs torch.
     from fedpriv.protocol.cell_folder import cell_from_run_config
 
     return json.dumps(cell_from_run_config(context.run_config).canonical_data())
@@ -289,10 +287,7 @@ def roster(message: Message, context: Context) -> Message:
 
 @app.query("agreement")
 def agreement(message: Message, context: Context) -> Message:
-    """Return a message with the refusal that this silo would give to the run, or an empty message.
-
-    Nothing is charged for the question.
-    """
+    """Return a message with the refusal that this silo would give to the run, or an empty message."""
     if guard := context.node_config.get("guard"):
         return forward_admission_query(message, context, Path(str(guard)))
     return Message(RecordDict(), reply_to=message)  # A silo of a simulation has no policy.
@@ -300,10 +295,7 @@ def agreement(message: Message, context: Context) -> Message:
 
 @app.query("key")
 def key(message: Message, context: Context) -> Message:
-    """Return a message with this silo's public key for the masks of this run, or with a refusal.
-
-    The server relays the keys of all silos to all silos.
-    """
+    """Return a message with this silo's public key for the masks of this run, or with a refusal."""
     if guard := context.node_config.get("guard"):
         return forward_key(message, context, Path(str(guard)))
     from fedpriv.clients.simulated import public_key
