@@ -99,11 +99,6 @@ def forward_query(message: Message, context: Context, socket: Path, *, tests: bo
 def forward_key(message: Message, context: Context, socket: Path) -> Message:
     """Return a message with the guard's public key for the masks of this run, or with a refusal.
 
-    Args:
-        message: Message that asks for the key.
-        context: Flower's Context of the run.
-        socket: Unix socket of the guard.
-
     Raises:
         InputError: The run configuration names no cell that can be run.
     """
@@ -202,7 +197,7 @@ def ask_reply(
         cell_json: Cell as JSON, the same text in every query of a run.
         t: Round, number of the evaluation, or 0 for the silo's public key, which then takes the release's place.
         query: Query, (d,), or empty if t = 0.
-        keys: Public keys of all silos, or b"" if messages are not masked.
+        keys: Public keys of all silos, or b"" without masks.
         checkpoints: Packed checkpoints of this silo's ledgers that the server remembers, or b"".
         tests: Whether the query is an evaluation of the silo's test records.
     """

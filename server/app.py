@@ -155,16 +155,10 @@ class SiloEvaluation:
     def _run_evaluation(
         self, number: int, model: Tensor, grid: Grid, nodes: Sequence[int], timeout: float
     ) -> Tensor:
-        """Send a model to all silos, and return the release, mean scores of their test records.
+        """Send a model, (d,), to all silos, and return the release, mean scores of their test records.
 
-        The release is (numbers of a score,), or each silo's numbers in a row if each silo's are published.
-
-        Args:
-            number: Number of the evaluation, from 1.
-            model: Model, (d,).
-            grid: Grid with the silos' nodes.
-            nodes: Node id of silo 0, 1, ….
-            timeout: Longest wait for replies, in seconds.
+        The release is (numbers of a score,), or each silo's numbers in a row if each silo's are published.  The
+        arguments are those of `metrics`, with the node ids.
 
         Raises:
             RunError: A silo does not reply, fails, refuses, or sends a message that is malformed or out of its
@@ -257,12 +251,7 @@ def make_server_app(make_observer: Callable[[Mapping[str, Any]], RunObserver]) -
 def run_cell(grid: Grid, cell: Cell, observer: RunObserver) -> CellOutcome:
     """Run all rounds of one simulated cell over a grid, and return its outcome.
 
-    The noise of the server comes from the scenario's seed.
-
-    Args:
-        grid: Grid with the silos' nodes.
-        cell: Cell that is run.
-        observer: Observer of progress and of evaluations.
+    The server's noise comes from the scenario's seed.
     """
     task = load_task(cell)
     plan = make_plan(cell, task.objective)
@@ -393,14 +382,7 @@ def _run_strategy(
 ) -> CellOutcome:
     """Run all rounds of a strategy with evaluations, and make the outcome of the cell.
 
-    Args:
-        strategy: Strategy of the server, before its first round.
-        grid: Grid with the silos' nodes.
-        cell: Cell that is run.
-        task: Objective of the model, and the public test set.
-        observer: Observer of progress and of evaluations.
-        evaluation_plan: Plan of evaluations by silos, or None if the server evaluates on the public test set.
-        silo_evaluation: Evaluations by silos, or None if the server evaluates.
+    The server evaluates on the public test set of `task` if `evaluation_plan` and `silo_evaluation` are None.
     """
     start, plan = time.perf_counter(), strategy.plan
     evaluated_rounds = sorted(evaluation_rounds(plan.schedule.rounds, cell.run.evaluations))

@@ -168,7 +168,7 @@ class PatientGrid(Grid):
     def __init__(
         self, grid: Grid, *, has_registered_nodes: bool = False, on_wait: WaitCallback = lambda silos, since: None
     ) -> None:
-        """Wrap a grid, with a callback for the silos that the server waits for.
+        """Wrap a grid.
 
         Args:
             grid: Grid of Flower, which sends the messages.

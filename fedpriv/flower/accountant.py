@@ -67,11 +67,7 @@ class ExactAccountant:
         return self._counts.total()
 
     def compose(self, event: GaussianPrivacyEvent, count: int = 1) -> None:
-        """Add releases.
-
-        Args:
-            event: A release.
-            count: Number of releases like `event`.
+        """Add `count` releases like `event`.
 
         Raises:
             InputError: The event has another population, Poisson-sampled events are not all equal, or `count` is

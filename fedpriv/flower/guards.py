@@ -248,7 +248,7 @@ def cell_from_scenario(path: Path, row: str | None, seed: int | None) -> Cell:
 
     Args:
         path: The scenario file.
-        row: Row of the table of algorithms that the scenario has to have, or None for any.
+        row: Row of the table of algorithms that the scenario has to name, or None for any.
         seed: Seed that replaces the scenario's, or None.
 
     Raises:
@@ -422,8 +422,7 @@ class SiloGuard:
             The parameters after the steps, with the same names.
 
         Raises:
-            InputError: The app's model is not the guard's, or the scenario has no such round.
-            RunError: The guard refuses, with its reason, does not answer, or its release cannot be used.
+            FedprivError: As `steps`.
         """
         values = map(Array, self.steps(arrays.to_numpy_ndarrays(), server_round, list(arrays)))
         return ArrayRecord(dict(zip(arrays, values, strict=True)))
@@ -490,9 +489,7 @@ class SiloGuard:
             without an evaluation.
 
         Raises:
-            InputError: The app's model is not the guard's, or the scenario has no such round, no [evaluation], or
-                more evaluations than the server has rounds.
-            RunError: The guard refuses, with its reason, does not answer, or its scores cannot be used.
+            FedprivError: As `scores`.
         """
         return self.scores(arrays.to_numpy_ndarrays(), server_round, list(arrays))
 

@@ -10,7 +10,7 @@ the SuperLink with the types of its request and its answer, and a bundle is the 
 was started with.
 
 The node runs no code that the SuperLink sends: a run whose bundle names another app gets an error reply.  A node
-that loses its SuperLink exits with LOST_EXIT_CODE, and its supervisor starts it again.
+that loses its SuperLink exits with LOST_EXIT_CODE.
 """
 
 import email.utils
@@ -410,13 +410,7 @@ def main(superlink: str, silo: str, guard: str, keys: str) -> None:
     """Connect the node, and answer queries until the process is asked to end or the SuperLink is lost.
 
     The process also ends if its parent does.  The node's id is written to a file beside the heartbeats, so that
-    the successor of a killed process can disconnect it.
-
-    Args:
-        superlink: Address of the SuperLink.
-        silo: Number of the silo.
-        guard: Socket of the silo's guard.
-        keys: Folder with ca.crt and node.key, or "-" for no TLS.
+    the successor of a killed process can disconnect it.  The arguments are those of the module's command line.
     """
     configure_service_logging(silo=int(silo))
     exit_on_signals()
