@@ -21,9 +21,8 @@ Only a request for health is a header alone.  A reply is one frame, or two if by
 | {"health": true} | {"healthy": whether the guard is at work or ready for it, "why": reason if it is not} |
 
 * A guard that refuses a request replies {"refused": reason, "final": whether the server should give up}.
-* `keys` are the silos' public keys, if messages are masked.
-* "seen" are the checkpoints of this silo's ledgers that the server remembers.
-* `keys`, "seen" and "commit" are hexadecimal digits.
+* `keys` are the silos' public keys, if messages are masked, and "seen", a key that may be missing, the checkpoints
+  of this silo's ledgers that the server remembers.  `keys`, "seen" and "commit" are hexadecimal digits.
 * With "tests": true the query is an evaluation of the silo's test records, and t is the number of the evaluation.
 """
 
@@ -239,8 +238,8 @@ def _exchange_frames(
 ) -> Answer | Refusal:
     """Send a request to the guard, and return its reply or refusal.
 
-    If the guard cannot be reached, closes the connection without a reply, or sends a malformed reply, the result
-    is a refusal that is not final, so that the server may ask again.
+    If the guard cannot be reached, or sends no well-formed reply, the result is a refusal that is not final, so
+    that the server may ask again.
 
     Args:
         socket: Unix socket of the guard.

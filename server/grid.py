@@ -440,6 +440,7 @@ def _make_refusal_reply(message: Message, reply: Message) -> Message:
 
 
 def _readdress_reply(message: Message, reply: Message) -> Message:
+    """Return a reply to a copy of `message` as the reply to `message`."""
     original = reply.metadata
     metadata = Metadata(
         run_id=original.run_id,

@@ -4,7 +4,7 @@
     return private.train(msg, load_data(context))
 
 * A cell is the run's scenario as an object, and a plan has what is known of the run before round 1.
-* A guard is a process at the site with records, policy and budget, which answers in place of this class.
+* A guard is a process at the site with records, policy and budget, which answers in place of a silo here.
 * A mask is a key stream that hides a message and cancels in the sum over silos.
 * The query is the vector of parameters that the server sends for a round.
 * The release is the silo's answer to a query before a mask.

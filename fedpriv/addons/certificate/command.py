@@ -287,11 +287,7 @@ def _describe_public_facts(certificate: VerifiedCertificate, data: Mapping[str, 
     """Describe in a sentence the public facts about the data, and who declared them public.
 
     These are ranges, vocabularies and classes of a table, or the shapes of records and the number of classes of
-    other data.
-
-    Args:
-        certificate: The certificate, with the silos' statements.
-        data: Section [data] of the scenario.
+    other data.  `data` is the scenario's section.
     """
     table = data.get("table")
     # fedpriv itself describes the tables among its own data sets.
@@ -450,12 +446,8 @@ def _format_html(certificate: VerifiedCertificate, kind: str, files: str, parts:
 def _board_sections(certificate: VerifiedCertificate, statement: Statement) -> dict[str, list[str]]:
     """Return the sentences of the page for a board, by heading.
 
-    A sentence that does not apply is an empty text, which the page leaves out.
-
-    Args:
-        certificate: The certificate, with what each silo signed.
-        statement: Privacy of the run in words, which no silo signed.  Of its caveats the page has only those that
-            begin with ε or δ.
+    A sentence that does not apply is an empty text, which the page leaves out.  Of the caveats of `statement` the
+    page has only those that begin with ε or δ.
     """
     body, record = certificate.body, certificate.body["record"]
     open_questions = [

@@ -103,15 +103,7 @@ def read_node_key(path: Path) -> ec.EllipticCurvePrivateKey:
 
 @contextmanager
 def convert_key_errors(path: Path, half: str) -> Iterator[None]:
-    """Convert errors of reading a SuperNode's key.
-
-    Args:
-        path: File of the key.
-        half: "public" or "private".
-
-    Raises:
-        InputError: If reading fails, with the reason.
-    """
+    """Convert errors of reading a SuperNode's "public" or "private" key, its `half`, to InputError."""
     try:
         yield
     except (OSError, ValueError, TypeError, UnsupportedAlgorithm) as error:
@@ -400,7 +392,7 @@ def key_fingerprint(key: bytes) -> str:
 
 
 def revoke_key(key_folder: Path, silo: int) -> str:
-    """Remove the key of a silo from the folder `nodes` durably, and return its fingerprint.
+    """Remove a silo's key from the folder `nodes` durably, and return its fingerprint.
 
     Raises:
         InputError: The silo has no file there, the file holds no key, or the file cannot be removed.

@@ -341,8 +341,8 @@ def follow_run(
 
     Args:
         link: SuperLink of the run.
-        run: Id of the run.
-        reader: Reader of the run's folder, where the server reports progress and outcome.
+        run: Id of the run at the SuperLink.
+        reader: Reader of the run's folder, where the server reports.
         describe_lost_process: Function that describes a necessary process that has ended, or returns None.
         progress: Progress of the cell.
 

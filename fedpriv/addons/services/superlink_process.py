@@ -251,14 +251,14 @@ def serve_superlink(
 
 
 def _why_unhealthy(folder: Path, certificates: Sequence[Path], checks: Sequence[HealthCheck]) -> str | None:
-    """Return a fault of the service, or None.
+    """Return the first fault of the service, or None.
 
-    All certificates have to be valid, and the service's own key and secret readable.
+    Certificates have to be valid, and the service's own key and secret readable.
 
     Args:
-        folder: Folder of the certificate, key and secret that the service made for itself.
-        certificates: Files of the certificates for SuperNodes, empty without them.
-        checks: Further checks, of which the first fault is returned.
+        folder: Folder of the service's own certificate, key and secret.
+        certificates: Files of the certificates for SuperNodes.
+        checks: Further checks.
     """
     try:
         check_certificates(folder / AUTHORITY_FILE, folder / CERTIFICATE_FILE, *certificates)

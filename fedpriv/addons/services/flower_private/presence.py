@@ -117,7 +117,7 @@ class Presence:
             self._followed_runs = dict([*other_runs, (run, time.time())][-_MAX_RUNS:])
 
     def metrics(self) -> list[ServiceMetric]:
-        """Return metrics of each silo by its number, whether it ever connected or not, for Prometheus."""
+        """Return metrics of each silo by its number, also of one that never connected, for Prometheus."""
         return [
             ServiceMetric(f"fedpriv_superlink_silo_{name}", help_text, silo.get(key, 0.0), {"silo": number})
             for name, help_text, key in (

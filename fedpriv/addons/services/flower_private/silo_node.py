@@ -251,11 +251,7 @@ class SiloNode:
                 _log.warning("a message is left unanswered, since it is no query: %s", sanitize_line(str(error)))
 
     def _answer(self, run: int, tree: Any) -> None:
-        """Fetch a query by its tree of object ids, send the app's reply, and confirm the query.
-
-        Args:
-            run: Id of the run.
-            tree: Tree of Flower's object ids, whose root is the query.
+        """Fetch a run's query by its tree of object ids, send the app's reply, and confirm the query.
 
         Raises:
             ValueError, TypeError, LookupError, AttributeError, DecodeError: The objects do not come, or are no
