@@ -7,8 +7,8 @@
 * The roster is the node id of silo 0, 1, ….
 * In an evaluation by silos the server sends a model, and gets sums or means of scores of the silos' test records.
 
-Before the first query of a deployment every silo is asked whether it would refuse the run, so that a refusal costs
-the other silos no budget.
+Before the first query of a deployment every silo is asked whether it would refuse the run, so that such a refusal
+costs the other silos no budget.
 """
 
 import dataclasses

@@ -442,7 +442,7 @@ class ReleaseStrategy:
     def run(
         self, grid: Grid, num_rounds: int = 0, timeout: float = 3600.0, evaluate: EvaluateFn | None = None
     ) -> None:
-        """Run the plan's rounds, or the first `num_rounds` of them, without those that the journal has.
+        """Run the plan's rounds, or the first `num_rounds` of them, from the journal if it has them.
 
         Args:
             grid: Grid with the silos' nodes.

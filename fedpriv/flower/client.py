@@ -134,8 +134,8 @@ class PrivateClient:
         """Answer a message by a guard if there is one, otherwise by a silo in this process.
 
         Raises:
-            FedprivError: The message is refused, for a reason that the server may read.  Other exceptions have
-                reasons for this node's log.
+            FedprivError: The message is refused, for a reason that the server may read.
+            Exception: Another error, whose reason is for this node's log alone.
         """
         terms = read_message_terms(content)
         cell = resolve_cell(json.loads(terms.cell_json), "the server's scenario")
@@ -377,14 +377,9 @@ def _objective_and_records(
 def _count_classes(module: nn.Module, choice: LossChoice, features: NDArray[Any], dtype: torch.dtype) -> int:
     """Return the number of classes for which a loss needs as many outputs as the module has.
 
-    A record of zeros shows how many it has.  A loss that is a function counts as the cross-entropy.  The result is
-    2 for a loss of a single output, such as the logistic loss, and for a module that fails.
-
-    Args:
-        module: Module that maps (n, …) to (n, outputs).
-        choice: Loss of the module.
-        features: Features of the records, (n, …), of which only shapes and types are used.
-        dtype: Type of the computation.
+    A record of zeros, with the shape of a record of `features`, (n, …), shows how many it has.  A loss that is a
+    function counts as the cross-entropy.  The result is 2 for a loss of a single output, such as the logistic
+    loss, and for a module that fails.
     """
     probe = torch.zeros(1, sum(part.size for part in describe_inputs(features)), dtype=dtype)
     network = wrap_module(module, describe_inputs(features), features.shape[1:])

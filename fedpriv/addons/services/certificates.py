@@ -103,7 +103,7 @@ def read_node_key(path: Path) -> ec.EllipticCurvePrivateKey:
 
 @contextmanager
 def convert_key_errors(path: Path, half: str) -> Iterator[None]:
-    """Convert errors of reading a SuperNode's "public" or "private" key, its `half`, to InputError."""
+    """Convert errors of reading a SuperNode's key, its "public" or "private" `half`, to InputError."""
     try:
         yield
     except (OSError, ValueError, TypeError, UnsupportedAlgorithm) as error:

@@ -102,7 +102,7 @@ class SuperLink:
         return self.process is not None and self.process.poll() is not None
 
     def submit(self, run_config: Mapping[str, str | int], simulation: Mapping[str, int] | None = None) -> int:
-        """Submit fedpriv's app, as installed there, with a run configuration, and return the run's id.
+        """Submit fedpriv's app with a run configuration, and return the run's id.
 
         Args:
             run_config: Run configuration, from `make_run_config`.
@@ -120,7 +120,9 @@ class SuperLink:
 
 @contextmanager
 def simulation_superlink(home: Path) -> Iterator[SuperLink]:
-    """Start a SuperLink for Flower's own simulation engine, which ends with the block.
+    """Start a SuperLink for Flower's own simulation engine.
+
+    The SuperLink and the processes that it started end with the block.
 
     Guarantee: Ray, which listens on every address of the machine and runs the code that it is sent, asks for a
     token that only our processes have, and keeps its sockets and files in `home`.

@@ -197,7 +197,7 @@ def serve_superlink(
         certificate_reloader = _CertificateReloader(servers[2].config, keys or folder)
 
         async def poll() -> None:
-            """Update the list of runs and the registered keys, check certificates, and notify the manager."""
+            """Update runs and registered keys, check certificates, and notify the service manager."""
             if runs.is_due():
                 runs.update(await superlink_app.list_runs())
             revoked_names, new_keys = key_monitor.poll()
