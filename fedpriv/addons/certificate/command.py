@@ -757,7 +757,7 @@ def _read_people(path: Path | None, answers: Sequence[str]) -> dict[str, str]:
 
 
 def _claimed_keys(signed: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the silos' keys as their statements name them, no evidence of whom to trust.
+    """Return the silos' keys as their statements name them, which makes none trusted.
 
     Raises:
         InputError: If a statement has no silo's number, no key or a key that cannot be used.
