@@ -416,7 +416,7 @@ class SiloGuard:
 
         Args:
             arrays: Parameters of the app's model.
-            server_round: Round of the server, from 1, as strategies put it into every message.
+            server_round: Number of the server's round, from 1, the message's "server-round".
 
         Returns:
             The parameters after the steps, with the same names.
@@ -482,7 +482,7 @@ class SiloGuard:
 
         Args:
             arrays: Parameters of the app's model.
-            server_round: Round of the server, from 1, as strategies put it into every message.
+            server_round: Number of the server's round, from 1, the message's "server-round".
 
         Returns:
             "eval_loss", and "eval_acc" of a classifier, as Flower's template names them, or {} in a round
