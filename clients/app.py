@@ -21,9 +21,8 @@ Only a request for health is a header alone.  A reply is one frame, or two if by
 | {"health": true} | {"healthy": whether the guard is at work or ready for it, "why": reason if it is not} |
 
 * A guard that refuses a request replies {"refused": reason, "final": whether the server should give up}.
-* `keys` are the silos' public keys, if messages are masked.
-* "seen" are the checkpoints of this silo's ledgers that the server remembers.
-* `keys`, "seen" and "commit" are hexadecimal digits.
+* `keys` are the silos' public keys, if messages are masked, and "seen", a key that may be missing, the checkpoints
+  of this silo's ledgers that the server remembers.  `keys`, "seen" and "commit" are hexadecimal digits.
 * With "tests": true the query is an evaluation of the silo's test records, and t is the number of the evaluation.
 """
 
@@ -99,11 +98,6 @@ def forward_query(message: Message, context: Context, socket: Path, *, tests: bo
 def forward_key(message: Message, context: Context, socket: Path) -> Message:
     """Return a message with the guard's public key for the masks of this run, or with a refusal.
 
-    Args:
-        message: Message that asks for the key.
-        context: Flower's Context of the run.
-        socket: Unix socket of the guard.
-
     Raises:
         InputError: The run configuration names no cell that can be run.
     """
@@ -117,8 +111,6 @@ def forward_key(message: Message, context: Context, socket: Path) -> Message:
 
 def forward_admission_query(message: Message, context: Context, socket: Path) -> Message:
     """Return a message with the refusal that the guard would give to the run, or an empty message.
-
-    The guard opens, charges and releases nothing for the question.
 
     Raises:
         InputError: The run configuration names no cell that can be run.
@@ -204,7 +196,7 @@ def ask_reply(
         cell_json: Cell as JSON, the same text in every query of a run.
         t: Round, number of the evaluation, or 0 for the silo's public key, which then takes the release's place.
         query: Query, (d,), or empty if t = 0.
-        keys: Public keys of all silos, or b"" if messages are not masked.
+        keys: Public keys of all silos, or b"" without masks.
         checkpoints: Packed checkpoints of this silo's ledgers that the server remembers, or b"".
         tests: Whether the query is an evaluation of the silo's test records.
     """
@@ -246,8 +238,8 @@ def _exchange_frames(
 ) -> Answer | Refusal:
     """Send a request to the guard, and return its reply or refusal.
 
-    If the guard cannot be reached, closes the connection without a reply, or sends a malformed reply, the result
-    is a refusal that is not final, so that the server may ask again.
+    If the guard cannot be reached, or sends no well-formed reply, the result is a refusal that is not final, so
+    that the server may ask again.
 
     Args:
         socket: Unix socket of the guard.
@@ -272,7 +264,7 @@ def _exchange_frames(
 def _cell_json(context: Context) -> str:
     if cell_json := context.run_config["cell-json"]:
         return str(cell_json)
-    # Imported late: the module reads the scenario's file, which needs torch.
+    # Imported late, because the module needs torch.
     from fedpriv.protocol.cell_folder import cell_from_run_config
 
     return json.dumps(cell_from_run_config(context.run_config).canonical_data())
@@ -289,10 +281,7 @@ def roster(message: Message, context: Context) -> Message:
 
 @app.query("agreement")
 def agreement(message: Message, context: Context) -> Message:
-    """Return a message with the refusal that this silo would give to the run, or an empty message.
-
-    Nothing is charged for the question.
-    """
+    """Return a message with the refusal that this silo would give to the run, or an empty message."""
     if guard := context.node_config.get("guard"):
         return forward_admission_query(message, context, Path(str(guard)))
     return Message(RecordDict(), reply_to=message)  # A silo of a simulation has no policy.
@@ -300,10 +289,7 @@ def agreement(message: Message, context: Context) -> Message:
 
 @app.query("key")
 def key(message: Message, context: Context) -> Message:
-    """Return a message with this silo's public key for the masks of this run, or with a refusal.
-
-    The server relays the keys of all silos to all silos.
-    """
+    """Return a message with this silo's public key for the masks of this run, or with a refusal."""
     if guard := context.node_config.get("guard"):
         return forward_key(message, context, Path(str(guard)))
     from fedpriv.clients.simulated import public_key

@@ -97,7 +97,7 @@ class _LiveState(ConfigRecord):
 
 
 class ContextStore:
-    """Store of a silo's state in Flower's Context, for simulations."""
+    """Store of a silo's state in Flower's Context."""
 
     def __init__(self, records: RecordDict, name: str = _STATE_RECORD) -> None:
         """Open the store, in which `name` distinguishes the states of several runs of one silo."""
@@ -117,10 +117,7 @@ class ContextStore:
         return unpack_state(read_bytes_field(self._records, self._name, _STATE_KEY), silo)
 
     def save(self, state: RoundState) -> None:
-        """Store the state.
-
-        Callers store it after the silo's message is computed, so that a failed answer changes nothing.
-        """
+        """Store the state."""
         record = record_values(self._records).get(self._name)
         if isinstance(record, _LiveState):
             record.__dict__["live"] = state
@@ -135,10 +132,7 @@ RunConfig = tuple[tuple[str, str | int | float | bool], ...]
 
 
 def _in_inference_mode(handler: MessageHandler) -> MessageHandler:
-    """Make a handler run in inference mode, in which torch records nothing for gradients.
-
-    If its caller is in this mode already, the handler is called directly.
-    """
+    """Make a handler run in torch's inference mode, which is not entered twice."""
 
     def run_handler(message: Message, context: Context) -> Message:
         if torch.is_inference_mode_enabled():
@@ -151,10 +145,7 @@ def _in_inference_mode(handler: MessageHandler) -> MessageHandler:
 
 @_in_inference_mode
 def answer_query(message: Message, context: Context) -> Message:
-    """Answer one query from the silo's state in the Context.
-
-    The state changes only after the answer is computed.
-    """
+    """Answer one query from the silo's state in the Context."""
     return _make_reply(message, _find_silo(context), ContextStore(context.state))
 
 
@@ -168,9 +159,11 @@ def evaluate(message: Message, context: Context) -> Message:
 def _make_reply(message: Message, silo: Silo, store: ContextStore) -> Message:
     """Answer one query with this silo, and store its next state.
 
-    The reply has the silo's release, masked if the run masks messages, and its counts (`RecordCounts`).  If the
-    silo refuses the query, the stored state stays as it was.  In an evaluation the query is a model, and t the
-    number of the evaluation.
+    The reply has the silo's release, masked if the run masks messages, and its counts (`RecordCounts`).  In an
+    evaluation the query is a model, and t the number of the evaluation.
+
+    Raises:
+        RunError: The silo refuses the query.  The stored state stays as it was.
     """
     t, query = read_int_field(message.content, "config", "t"), read_shared_tensor(message.content, "query")
     release, state = silo.answer(store.load(silo), t, query)
@@ -241,8 +234,7 @@ def make_client_app(silos: Sequence[SiloEndpoint], run: str, tests: Sequence[Sil
     """Make a ClientApp that passes queries of one run to `silos`, and its evaluations to `tests`.
 
     The number of a node's silo is its "partition-id".  The app also answers a server that asks for this number,
-    for the silo's agreement to the run, and for its public key.  Like those of guards, its releases come without
-    numbers of records.
+    for the silo's agreement to the run, and for its public key.  Its releases come without numbers of records.
 
     Args:
         silos: Silos for queries, in the order of their numbers.

@@ -1,4 +1,4 @@
-"""Server side, which `flwr run` ships in its bundle, and which `fedpriv run` expects at the SuperLink.
+"""Server side of a run, as a Flower ServerApp.
 
 `make_server_app` makes the ServerApp, `ReleaseStrategy` runs its rounds, and `ServerJournal` keeps their releases.
 

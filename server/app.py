@@ -7,8 +7,8 @@
 * The roster is the node id of silo 0, 1, ….
 * In an evaluation by silos the server sends a model, and gets sums or means of scores of the silos' test records.
 
-Before the first query of a deployment every silo is asked whether it would refuse the run, so that a run that one
-silo refuses there for good costs the others nothing.
+Before the first query of a deployment every silo is asked whether it would refuse the run, so that such a refusal
+costs the other silos no budget.
 """
 
 import dataclasses
@@ -155,16 +155,10 @@ class SiloEvaluation:
     def _run_evaluation(
         self, number: int, model: Tensor, grid: Grid, nodes: Sequence[int], timeout: float
     ) -> Tensor:
-        """Send a model to all silos, and return the release, mean scores of their test records.
+        """Send a model, (d,), to all silos, and return the release, mean scores of their test records.
 
-        The release is (numbers of a score,), or each silo's numbers in a row if each silo's are published.
-
-        Args:
-            number: Number of the evaluation, from 1.
-            model: Model, (d,).
-            grid: Grid with the silos' nodes.
-            nodes: Node id of silo 0, 1, ….
-            timeout: Longest wait for replies, in seconds.
+        The release is (numbers of a score,), or each silo's numbers in a row if each silo's are published.  The
+        arguments are those of `metrics`, with the node ids.
 
         Raises:
             RunError: A silo does not reply, fails, refuses, or sends a message that is malformed or out of its
@@ -187,7 +181,7 @@ class SiloEvaluation:
         messages = [self._read_sums(answer, silo, number) for silo, answer in enumerate(answers)]
         release = self._aggregator.make_release(messages, number, model)
         if self._journal:
-            # An evaluation has no missed rounds, since every silo answered, and none needs earlier messages.
+            # Every silo answered, so that no round is missed and no substitute needs earlier messages.
             self._journal.record(number, release.entry, {}, None, release.secret_state)
         return release.vector
 
@@ -241,7 +235,7 @@ def make_server_app(make_observer: Callable[[Mapping[str, Any]], RunObserver]) -
         try:
             cell, is_deployment = cell_from_run_config(context.run_config), bool(context.run_config["run-token"])
             if is_deployment:
-                # The folder is RUN_DIR/deployment/DIGEST, and checkpoints lie beside RUN_DIR, for later runs.
+                # The folder is RUN_DIR/deployment/DIGEST, and checkpoints lie beside RUN_DIR, for other runs.
                 folder = output_folder(context.run_config)
                 deploy_cell(grid, cell, observer, folder / "journal", folder.resolve().parents[2] / ".commits")
             else:
@@ -257,12 +251,7 @@ def make_server_app(make_observer: Callable[[Mapping[str, Any]], RunObserver]) -
 def run_cell(grid: Grid, cell: Cell, observer: RunObserver) -> CellOutcome:
     """Run all rounds of one simulated cell over a grid, and return its outcome.
 
-    The noise of the server comes from the scenario's seed.
-
-    Args:
-        grid: Grid with the silos' nodes.
-        cell: Cell that is run.
-        observer: Observer of progress and of evaluations.
+    The server's noise comes from the scenario's seed.
     """
     task = load_task(cell)
     plan = make_plan(cell, task.objective)
@@ -283,7 +272,7 @@ def deploy_cell(
 ) -> None:
     """Run all rounds of one cell with deployed silos, after asking whether they agree.
 
-    A run that was interrupted continues after the last round in the journal.  The observer gets the outcome.
+    An interrupted run continues after the last round in the journal.  The observer gets the outcome.
 
     Guarantee: a server that adds noise draws it from a key of the operating system, which is kept in the journal
     while the run lasts and wiped before its outcome is published.
@@ -319,7 +308,7 @@ def deploy_cell(
     with ServerJournal(folder, EntrySizes.from_plan(plan)) as journal, ExitStack() as stack:
         evaluation_journal, silo_evaluation = None, None
         if evaluation_plan is not None:
-            # Where each silo's vector is published, an entry holds the vectors of all silos in a row.
+            # If each silo's vector is published, an entry has the vectors of all silos in a row.
             entries, copies = (
                 EntrySizes.from_plan(evaluation_plan.plan),
                 len(evaluation_plan.plan.weights) if evaluation_plan.publishes_each_silo else 1,
@@ -339,7 +328,7 @@ def deploy_cell(
             checkpoints=checkpoints,
         )
         outcome = _run_strategy(strategy, patient_grid, cell, task, observer, evaluation_plan, silo_evaluation)
-        # Keys are wiped before the outcome is published: after that the processes can be ended at any moment.
+        # Keys are wiped before the outcome is published, after which this process can be ended at any moment.
         for run_journal in filter(None, (journal, evaluation_journal)):
             run_journal.wipe_key()
         # "release": the keys of the noise came from the operating system, not from the scenario's seed.
@@ -393,14 +382,7 @@ def _run_strategy(
 ) -> CellOutcome:
     """Run all rounds of a strategy with evaluations, and make the outcome of the cell.
 
-    Args:
-        strategy: Strategy of the server, before its first round.
-        grid: Grid with the silos' nodes.
-        cell: Cell that is run.
-        task: Objective of the model, and the public test set.
-        observer: Observer of progress and of evaluations.
-        evaluation_plan: Plan of evaluations by silos, or None if the server evaluates on the public test set.
-        silo_evaluation: Evaluations by silos, or None if the server evaluates.
+    The server evaluates on the public test set of `task` if `evaluation_plan` and `silo_evaluation` are None.
     """
     start, plan = time.perf_counter(), strategy.plan
     evaluated_rounds = sorted(evaluation_rounds(plan.schedule.rounds, cell.run.evaluations))
@@ -448,4 +430,4 @@ def output_folder(run_config: Mapping[str, Any]) -> Path:
 
 
 app = make_server_app(lambda run_config: FolderReporter(output_folder(run_config)))
-"""App that engines submit, and that reports to the engine that follows it."""
+"""App that engines submit, and whose reports they follow."""

@@ -1,8 +1,8 @@
 """Grid for silos that disconnect and return, which polls often and follows a silo to its new node.
 
-A node is a connected SuperNode, known by its id.  Flower 1.41's own `send_and_receive` sleeps 3 s between polls,
-and a SuperNode that was killed can return under another node id.  `PatientGrid` therefore polls more often,
-repeats queries, and sends them to a silo's new node.  Repeating a query is safe, because a silo's guard answers a
+A node is a connected SuperNode, known by its id.  Flower's own `send_and_receive` sleeps 3 s between polls, and a
+SuperNode that was killed can return under another node id.  `PatientGrid` therefore polls more often, repeats
+queries, and sends them to a silo's new node.  Repeating a query costs no privacy, because a silo's guard answers a
 repeated round with the same bytes, or refuses it.
 """
 
@@ -168,7 +168,7 @@ class PatientGrid(Grid):
     def __init__(
         self, grid: Grid, *, has_registered_nodes: bool = False, on_wait: WaitCallback = lambda silos, since: None
     ) -> None:
-        """Wrap a grid, with a callback for the silos that the server waits for.
+        """Wrap a grid.
 
         Args:
             grid: Grid of Flower, which sends the messages.
@@ -206,8 +206,8 @@ class PatientGrid(Grid):
     def _find_nodes(self, silos: int) -> dict[int, int]:
         """Return the known nodes of the run's silos, by silo.
 
-        The SuperLink's owner may register further silos or replace a silo's key at any time, so registered nodes
-        of other silos are left out, and of two registered nodes of a silo the one that was noted last is returned.
+        The SuperLink's owner may register further silos or replace a silo's key at any time: registered nodes of
+        other silos are left out, and of two registered nodes of a silo the one noted last is returned.
 
         Raises:
             RunError: If two unregistered nodes say the same silo number, or one says a number that does not exist.
@@ -227,7 +227,7 @@ class PatientGrid(Grid):
         15 minutes in all, do not count, because this process or the SuperLink may have been stopped.
 
         A silo that refused or failed in a way that may pass, and did not reply later, has a refusal among the
-        replies that is not final (`Refusal.is_final`).
+        replies, which is not final.
 
         Args:
             messages: Messages, whose ids are set here.
@@ -321,8 +321,7 @@ class PatientGrid(Grid):
     def _poll_nodes(self) -> None:
         """Ask new nodes for their silo numbers, and note the newest node of each silo.
 
-        Registered nodes are not asked, because their names have the numbers.  New nodes are looked for at most
-        once a second.
+        Names of registered nodes have the numbers.  New nodes are looked for at most once a second.
 
         Raises:
             RunError: If a node's reply does not say which silo it is.
@@ -354,7 +353,10 @@ class PatientGrid(Grid):
             self._note_nodes({node: silo})
 
     def _note_nodes(self, silo_by_node: Mapping[int, int]) -> None:
-        """Note the silos of nodes, and redirect a silo's messages from its earlier nodes to a new node."""
+        """Note the silos of nodes, and redirect a silo's messages from its earlier nodes to a new node.
+
+        Messages are addressed to the first node of a silo, so that each earlier node maps to the newest one.
+        """
         self._moved_nodes.update(
             {
                 first: node
@@ -422,7 +424,7 @@ def _is_transient(reply: Message) -> bool:
 
 
 def _make_refusal_reply(message: Message, reply: Message) -> Message:
-    """Return the last refusal of a silo as the reply to `message`, or its last error as a refusal."""
+    """Return a silo's refusal as the reply to `message`, or its error as such a refusal."""
     if not reply.has_error():
         return _readdress_reply(message, reply)
     return make_message(
@@ -438,6 +440,7 @@ def _make_refusal_reply(message: Message, reply: Message) -> Message:
 
 
 def _readdress_reply(message: Message, reply: Message) -> Message:
+    """Return a reply to a copy of `message` as the reply to `message`."""
     original = reply.metadata
     metadata = Metadata(
         run_id=original.run_id,

@@ -5,11 +5,11 @@
 | noise.key | key of the server's noise, drawn once a run and wiped after its last round |
 | released.bin | an entry a round: the release or the noisy integers behind it, the query chain, a checksum |
 | sums-T.bin | if the server adds noise to integers: its state of the sums after round T, as secret as the key |
-| last.npy | if silos may be missing: every silo's last message or its substitute, if a later round can need it |
+| last.npy | if a substitute for a missing silo can need them: every silo's last message or its substitute |
 | missed.json | once a silo has missed a round: the rounds that each silo missed |
 
 The query chain is the digest of all queries so far.  An entry of released.bin is on the disk before a query that
-depends on it is sent.  sums-T.bin is wiped when round T + 1 is on the disk.
+depends on it is sent.
 
 Guarantee: a resumed server sends the query of the interrupted round again byte for byte, and adds the same noise
 to the same sums, so that no sums are released with two noises.  An entry that the disk has damaged is not used.
@@ -115,7 +115,7 @@ class ServerJournal(AbstractContextManager["ServerJournal"]):
         """Return the noise key of the run, 32 bytes, which the first call draws and stores.
 
         A run has one key, because a reader could average the noise of two keys on the same sums.  After the last
-        round no noise is drawn, and the result is zeros.
+        round the result is zeros.
 
         Raises:
             RunError: If the key was lost after a finished round, was wiped before the last one, has another

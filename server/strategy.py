@@ -75,18 +75,18 @@ class CheckpointStore:
     def record_checkpoint(self, silo: int, content: RecordDict) -> None:
         """Store the checkpoint in a silo's reply, and drop the earlier checkpoint of the same ledger.
 
-        A reply without a checkpoint, or with a malformed one, is ignored.  A failed write is logged.
+        A reply without a checkpoint, or with a malformed one, changes nothing.  A failed write is logged.
         """
         try:
             checkpoints = update_checkpoints(
                 self._cached_checkpoints.get(silo) or self._read(silo),
                 read_optional_bytes(content, REPLY_CHECKPOINT),
             )
-        except ValueError:  # no checkpoint, as in a simulation, or a malformed one
+        except ValueError:  # no checkpoint, or a malformed one
             return
         self._cached_checkpoints[silo] = checkpoints
         try:
-            # Not durable: a lost checkpoint is only a check less, and a sync would cost time in every round.
+            # Not durable: a lost checkpoint is a check less, and a sync would cost time in every round.
             write_bytes(self._path(silo), checkpoints, PRIVATE_MODE, durable=False)
         except OSError as error:
             log(WARNING, "%s: cannot be written (%s); an older ledger may go unnoticed", self._path(silo), error)
@@ -154,13 +154,12 @@ class ServerAggregator:
         """Set up the aggregation of a plan.
 
         Guarantee: with `publishes_each_silo`, and a plan without masks whose server adds no noise, the release is
-        what the silos released, and the aggregator draws no noise.  `EvaluationPlan.publishes_each_silo`, from
-        which callers take the flag, is True for such plans only.
+        what the silos released, and the aggregator draws no noise.
 
         Args:
             plan: Plan of the run.
             initial: Start vector, (d,), in the run's type.
-            key: Key of the noise that is added to integers.
+            key: Key of the noise that a server adds to integers.
             load_secret_state: Function that returns the secret state, which is packed sums of silos, after the
                 last finished round, or b"" if there is none.
             simulated_noise: Source of floating-point noise in a simulation, or None for real releases.
@@ -186,12 +185,12 @@ class ServerAggregator:
         """True if the server adds noise that can be removed with the scenario's seed."""
 
     def make_release(self, messages: list[Tensor], t: int, query: Tensor) -> ServerRelease:
-        """Aggregate the messages of a round, add the server's noise if it has any, and return the release.
+        """Aggregate the messages of a round, add the server's noise if there is any, and return the release.
 
         Args:
             messages: Message of silo 0, 1, …, each of the round's `message_length` in the plan's `message_dtype`.
             t: Round, from 1, the one after the last round that was released or repeated.
-            query: Query x_t of the round.  The noise of a trusted server is keyed by the query.
+            query: Query x_t of the round, (d,), by which the noise of a trusted server is keyed.
 
         Raises:
             RunError: The messages or their sum are not finite, malformed, or beyond the bounds of the plan.
@@ -260,7 +259,7 @@ def answers_by_silo(
     Raises:
         RunError: A silo failed, or refused for good.
     """
-    # The grid assigns message ids on sending.  An error reply always has the message id, not always the node.
+    # By message, because an error reply may lack the node.
     silo_by_message = {message.metadata.message_id: silo for silo, message in messages.items()}
     answers: dict[int, RecordDict] = {}
     reasons = ""
@@ -297,9 +296,7 @@ def require_all_answers(
 def read_release(
     content: RecordDict, location: str, length: int, dtype: torch.dtype, has_seeded_noise: bool
 ) -> tuple[Tensor, RecordCounts | None]:
-    """Read a silo's release, (length,), and its numbers of records and clipped records, if it sends them.
-
-    Silos with a guard send no counts, and the second result is then None.
+    """Read a silo's release, (length,), and its numbers of records and clipped records.
 
     Args:
         content: Content of the reply.
@@ -307,6 +304,9 @@ def read_release(
         length: Expected length of the release.
         dtype: Expected type of the release.
         has_seeded_noise: Whether the server adds a simulation's noise, which protects no silo with a guard.
+
+    Returns:
+        The release, and the numbers, or None if the silo sends none, as with a guard.
 
     Raises:
         RunError: The release is missing, malformed or of another shape or type, the counts are malformed, or
@@ -354,16 +354,7 @@ class Journal(Protocol):
         last_releases: Tensor | None,
         secret_state: bytes = b"",
     ) -> None:
-        """Store the release of round t durably, before anything that depends on it leaves the server.
-
-        Args:
-            t: Round.
-            entry: Values of the round from which its release can be computed again.
-            missed_rounds: Rounds that silos missed until now.
-            last_releases: Each silo's last message, or its substitute, (silos, d), or None if no later round can
-                need it.
-            secret_state: Packed sums of silos for the next round, secret outside the server, or b"".
-        """
+        """Store the release of round t durably, as in `ServerJournal.record`."""
         ...
 
     def missed_rounds(self) -> MissedRounds:
@@ -404,16 +395,16 @@ class ReleaseStrategy:
             aggregator: Aggregator of the silos' messages.
             journal: Store of the run's releases, or None for a run that cannot resume.
             find_roster: Function that finds the node ids of the silos.
-            min_replies: Least number of replies with which a round continues, with a message of increment 0 for
-                each silo that does not reply (`substitute_message`), or None if a missing reply ends the run.
-            absences: Absences that the scenario sets.  Absent silos are not queried, and count in the same way.
+            min_replies: Least number of replies with which a round continues, with a substitute message for each
+                silo that does not reply, or None if a missing reply ends the run.
+            absences: Absences that the scenario sets.  Absent silos are not queried, and have substitute messages.
             checkpoints: Ledger checkpoints of the silos, or None to store and send none.
 
         Raises:
             RunError: The journal is damaged or cannot be read.
         """
         self.plan = plan
-        # Numbers of records and clipped records so far, or None with a journal, or once a reply lacks them.
+        # Numbers of records and clipped records so far, or None if they are not known of all replies.
         self.counts: RecordCounts | None = RecordCounts(0, 0) if journal is None else None
         self.rounds_done = 0
         self._journal, self._checkpoints, self._find_roster, self._aggregator = (
@@ -451,16 +442,15 @@ class ReleaseStrategy:
     def run(
         self, grid: Grid, num_rounds: int = 0, timeout: float = 3600.0, evaluate: EvaluateFn | None = None
     ) -> None:
-        """Run the plan's rounds, or the first `num_rounds` of them.
-
-        A round in the journal is not queried again.
+        """Run the plan's rounds, or the first `num_rounds` of them, from the journal if it has them.
 
         Args:
             grid: Grid with the silos' nodes.
             num_rounds: Number of rounds, or 0 for all rounds of the plan.
-            timeout: Longest wait for the silos to connect, for their public keys, and for the replies of each
-                round, each time in seconds.
-            evaluate: Function (t, arrays) that is called after each round t with the arrays of the model.
+            timeout: Longest wait in seconds, for the silos to connect, for their public keys, and for the replies
+                of each round.
+            evaluate: Function (t, arrays) that is called after each round t, also one that the journal has, with
+                the arrays of the model.
 
         Raises:
             RunError: A silo is not connected, does not reply although the run needs it, fails, refuses for good,
@@ -503,7 +493,7 @@ class ReleaseStrategy:
         Args:
             server_round: Round t.
             arrays: Query, as `query` returns it.
-            config: Values that every message carries besides t, such as the silos' public keys.
+            config: Further values of the messages, such as the silos' public keys.
             grid: Ignored.  The nodes are those that `nodes` has found.
         """
         content = self.make_content(arrays, server_round, config)
@@ -521,7 +511,7 @@ class ReleaseStrategy:
     def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> None:
         """Form q~_t from the replies to `configure_train`, store it in the journal, and update the optimizer.
 
-        A silo that is absent counts with its substitute message if the run may continue without its reply.
+        A missing reply is replaced by the silo's substitute message if the run may continue without it.
 
         Args:
             server_round: Round t, the one of the last call of `configure_train`.
@@ -578,7 +568,7 @@ class ReleaseStrategy:
     def _encode_cached(self, vector: Tensor) -> ArrayRecord:
         """Encode a vector, (d,), or return the cached arrays if they are of the same tensor.
 
-        The model that is evaluated and the next query are often the same tensor.
+        The model and the next query are often the same tensor.
         """
         if self._encoded_vector is None or self._encoded_vector[0] is not vector:
             self._encoded_vector = vector, self.encode_vector(vector)

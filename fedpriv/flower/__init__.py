@@ -8,7 +8,7 @@
 | `guard_of`, `SiloGuard` | ClientApp | train and evaluate for Flower's own strategies, by the silo's guard |
 | `ExactAccountant` | ServerApp | Flower's `PrivacyAccountant` by exact accounting |
 
-A name is imported on first use, since a SuperNode starts a process for every message.
+A name is imported on first use, since a SuperNode can start a process for every message.
 
 Imports: rooms from `server` and `clients` down.
 """

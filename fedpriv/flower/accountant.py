@@ -23,7 +23,7 @@ from fedpriv.core.errors import InputError, refuse
 
 _METHOD = "fedpriv-exact"
 _ROUND_UP = 1.0 + 1e-15
-"""Factor above the combined rounding errors of a square root, a division and `compose`."""
+"""Factor above the rounding errors of a square root, a division and `compose` together."""
 
 
 class ExactAccountant:
@@ -67,11 +67,7 @@ class ExactAccountant:
         return self._counts.total()
 
     def compose(self, event: GaussianPrivacyEvent, count: int = 1) -> None:
-        """Add releases.
-
-        Args:
-            event: A release.
-            count: Number of releases like `event`.
+        """Add `count` releases like `event`.
 
         Raises:
             InputError: The event has another population, Poisson-sampled events are not all equal, or `count` is
@@ -82,7 +78,7 @@ class ExactAccountant:
     def get_epsilon(self, delta: float) -> float:
         """Return ε of all releases at `delta`, 0 without a release.
 
-        An ε of Poisson-sampled releases above 700 is returned as infinity, unless their noise is refused.
+        An ε of Poisson-sampled releases above 700 is returned as infinity.
 
         Raises:
             InputError: `delta` is not in (0, 1), or the noise is too small for a finite μ.  For Poisson-sampled

@@ -4,7 +4,7 @@
     return private.train(msg, load_data(context))
 
 * A cell is the run's scenario as an object, and a plan has what is known of the run before round 1.
-* A guard is a process at the site with records, policy and budget, which answers in place of this class.
+* A guard is a process at the site with records, policy and budget, which answers in place of a silo here.
 * A mask is a key stream that hides a message and cancels in the sum over silos.
 * The query is the vector of parameters that the server sends for a round.
 * The release is the silo's answer to a query before a mask.
@@ -114,7 +114,7 @@ class PrivateClient:
         Args:
             message: Message that Flower passes to the ClientApp.
             records: Records of the silo, at least as many as the scenario needs, in the same order in every round,
-                or a function that loads them, which is not called if there is a guard.
+                or a function that loads them.  They are not used if there is a guard.
 
         Returns:
             The reply, or a refusal with the reason.
@@ -133,15 +133,9 @@ class PrivateClient:
     def _answer(self, content: RecordDict, records: AppRecords | Callable[[], AppRecords]) -> RecordDict:
         """Answer a message by a guard if there is one, otherwise by a silo in this process.
 
-        Args:
-            content: Content of the message.
-            records: Records of the silo, or a function that loads them, which is not called if there is a guard.
-
         Raises:
-            FedprivError: The message is another strategy's, the scenario, the configuration, the model or the
-                records cannot be used, the strategy has a seed although this is a SuperNode or has a guard, the
-                query is refused, or the guard refuses or does not answer.
-            ValueError: The message has terms, and no round, a scenario that is no JSON text, or malformed keys.
+            FedprivError: The message is refused, for a reason that the server may read.
+            Exception: Another error, whose reason is for this node's log alone.
         """
         terms = read_message_terms(content)
         cell = resolve_cell(json.loads(terms.cell_json), "the server's scenario")
@@ -165,11 +159,11 @@ class PrivateClient:
 
         Round 0 checks that the guard's model has the shapes of the app's arrays and that the guard would admit the
         run, and answers with the silo's number and its public key, or b"" without masks.  Later rounds send the
-        query, which the message's arrays hold, and answer with the guard's release, masked if the run has masks.
+        message's arrays as the query, and answer with the guard's release, masked if the run has masks.
 
         Raises:
-            RunError: The guard refuses or does not answer, or the strategy has a seed.
-            InputError: The arrays are not floats of one type, or in round 0 not those of the guard's model.
+            FedprivError: The guard refuses or does not answer, the strategy has a seed, or the arrays cannot be
+                used.
         """
         refuse({"a guard draws noise of its own: leave `seed` out of the strategy": terms.seeded}, RunError)
         run, record = str(self._context.run_id), content.array_records[ARRAYS]
@@ -203,13 +197,11 @@ class PrivateClient:
 
         Round 0 makes the run's memory in the Context, and answers with the silo's number and its public key, or
         b"" without masks.  Later rounds restore the silo from this memory, answer with its release at the query,
-        which the message's arrays hold, and store the new state.
+        the message's arrays, and store the new state.
 
         Raises:
-            InputError: The arrays are not floats of one type or not the module's trainable parameters, or
-                scenario, module and loss cannot be used together.
-            RunError: The records cannot be used, the message does not continue the remembered run, or its query
-                or its public keys are refused.
+            FedprivError: Arrays, scenario, module, loss or records cannot be used, the message does not continue
+                the remembered run, or its query or its public keys are refused.
         """
         record = content.array_records[ARRAYS]
         ModelLayout.from_arrays(record).check_module(self._module)
@@ -220,7 +212,7 @@ class PrivateClient:
             self._context.state[_STATE_RECORD] = ConfigRecord(memory)
             return add_bytes(roster_content(number), "public", silo.masker.public_key if silo.plan.masked else b"")
         state = unpack_state(bytes(memory["state"]), silo) if "state" in memory else silo.initial_state()
-        # Denormal numbers, which a query can produce for some records only, would show in the time of the reply.
+        # Denormal numbers, which a query can produce for some records only, would slow down the reply.
         with torch.inference_mode(), nullcontext() if terms.seeded else without_denormals():
             release, state = silo.answer(state, terms.t, flatten_arrays(record))
         message = silo.make_message(release.vector, terms.t, read_public_keys(content), state.query_chain)
@@ -229,22 +221,22 @@ class PrivateClient:
         self._context.state[_STATE_RECORD] = ConfigRecord(
             {**memory, "key": b"" if is_last else memory["key"], "state": b"" if is_last else pack_state(state)}
         )
-        # Only a simulation reports counts of records, because no accountant charges them.
+        # No accountant charges counts of records, so that only a simulation reports them.
         return (
             release_content(message, release.counts) if terms.seeded else seal_vector("release", message.numpy())
         )
 
     def _recall_memory(self, terms: Terms, arrays: Arrays) -> dict[str, Any]:
-        """Return the run's memory, after checking that the message continues the run in the Context.
+        """Return the run's memory, after checking that the message continues this run.
 
         The memory is a record in the node's Context:
 
         * "terms": digest of the terms without the round,
         * "records": fingerprint of the records, under a key that is derived from the silo's,
-        * "key": secret key of the silo, from which its noise is drawn without a seed, or b"" after the last round,
+        * "key": secret key of the silo's noise, or b"" after the last round,
         * "state", once a round from 1 was answered: state of the silo, or b"" after the last round.
 
-        Round 0 makes a new memory, with the key of an earlier round 0 if there was one.
+        Round 0 makes a new memory, with the key of an earlier round 0 if there was one.  Its caller stores it.
 
         Raises:
             RunError: This node has no memory of the run, the run is over, records or scenario have changed, or
@@ -320,11 +312,11 @@ def normalize_loss(loss: Any) -> LossArgument:
 
 
 def _read_records(records: AppRecords | Callable[[], AppRecords], count: int) -> Arrays:
-    """Read the features and labels of the first `count` records, the number that the scenario needs.
+    """Read the features and labels of the first `count` records.
 
     Raises:
-        RunError: The records cannot be loaded or read, are a DataLoader with a RandomSampler (`shuffle=True`), or
-            are fewer than `count`.
+        RunError: The records cannot be loaded or read, are a DataLoader with `shuffle=True`, or are fewer than
+            `count`.
     """
     try:  # the error of a function that loads records may quote them, and stays at this node
         source = records() if callable(records) else records
@@ -333,7 +325,7 @@ def _read_records(records: AppRecords | Callable[[], AppRecords], count: int) ->
         raise RunError("its records cannot be read, and its own log says why") from error
     refuse(
         {
-            "records: a DataLoader that shuffles; every record has its rounds, so give shuffle=False": (
+            "records: a DataLoader that shuffles; records keep their order over the rounds: give shuffle=False": (
                 isinstance(source, DataLoader) and isinstance(source.sampler, RandomSampler)
             ),
             f"records: the scenario reads {count} of them, and there are fewer": (
@@ -350,7 +342,7 @@ def _objective_and_records(
 ) -> tuple[Objective, Records]:
     """Make the objective of a copy of the module, and the records in the form that it reads.
 
-    Labels that are floats are values, as in a regression.  Other labels are classes.
+    Labels that are floats are values of a regression.  Other labels are classes.
 
     Args:
         module: Module that maps (n, …) to (n, outputs).
@@ -358,9 +350,6 @@ def _objective_and_records(
         features: Features of the records, (n, …).
         labels: Labels of the records, (n,) or (n, …).
         dtype: Type of the computation.
-
-    Returns:
-        The objective, whose increments are clipped gradients of the loss of single records, and the records.
 
     Raises:
         RunError: The records cannot be used.
@@ -386,11 +375,11 @@ def _objective_and_records(
 
 
 def _count_classes(module: nn.Module, choice: LossChoice, features: NDArray[Any], dtype: torch.dtype) -> int:
-    """Return the number of classes for which a loss has the module's number of outputs.
+    """Return the number of classes for which a loss needs as many outputs as the module has.
 
-    The module gets a record of zeros.  For a function the number is that of the outputs, or 2 for a single one.
-    It is 2 for a loss of a single output, such as the logistic loss, and for a module that fails, which is
-    reported later.  Of `features`, (n, …), only the shapes and types of a record's inputs are used.
+    A record of zeros, with the shape of a record of `features`, (n, …), shows how many it has.  A loss that is a
+    function counts as the cross-entropy.  The result is 2 for a loss of a single output, such as the logistic
+    loss, and for a module that fails.
     """
     probe = torch.zeros(1, sum(part.size for part in describe_inputs(features)), dtype=dtype)
     network = wrap_module(module, describe_inputs(features), features.shape[1:])

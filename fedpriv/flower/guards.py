@@ -7,8 +7,7 @@
 
 A guard is the process at a site that has the records and answers within the site's policy.  A release is its
 answer to one query, and a cell is the app's scenario as an object, with a value for each key.  The scenario is
-public, fixed before round 1, and the same at every silo.  With a guard the app never sees a record, and the server
-keeps its strategy (docs/existing-flower-app.md).
+public, and the server keeps its strategy (docs/existing-flower-app.md).
 
 `SiloGuard` replaces local training by noisy steps with the scenario's step size η:
 
@@ -17,10 +16,10 @@ keeps its strategy (docs/existing-flower-app.md).
 Each step is one round of a run at the guard.  With K steps between two averages of the server, round r of the
 server takes rounds (r-1)K + 1 … rK of this run.
 
-`ModelLayout` relates a model's named arrays, in the order of a state_dict, to the flat vector of their numbers.
+`ModelLayout` relates a model's named arrays to the flat vector of their numbers.
 
 `Terms` are what a message of fedpriv's own Flower strategies says about the run: its scenario, the round, and
-whether noise follows from a seed.  Clients of these strategies may have the records themselves, without a guard.
+whether noise follows from a seed.
 """
 
 import json
@@ -65,14 +64,14 @@ _SERVER_KEYS = {
 
 @dataclass(frozen=True)
 class ModelLayout:
-    """Names and shapes of a model's arrays, in the order of its state_dict, and their type when flat."""
+    """Names and shapes of a model's arrays, in order, and the type of their flat vector."""
 
     names: tuple[str, ...]
     """Name of each array."""
     shapes: tuple[tuple[int, ...], ...]
     """Shape of each array."""
     dtype: str
-    """Type of the flat vector of all numbers, "float32" or "float64"."""
+    """Type of the flat vector, "float32" or "float64"."""
 
     @staticmethod
     def from_arrays(arrays: ArrayRecord) -> "ModelLayout":
@@ -249,7 +248,7 @@ def cell_from_scenario(path: Path, row: str | None, seed: int | None) -> Cell:
 
     Args:
         path: The scenario file.
-        row: Row of the table of algorithms that the scenario has to have, or None for any.
+        row: Row of the table of algorithms that the scenario has to name, or None for any.
         seed: Seed that replaces the scenario's, or None.
 
     Raises:
@@ -267,7 +266,7 @@ def cell_from_scenario(path: Path, row: str | None, seed: int | None) -> Cell:
 
 
 def cell_from_keywords(row: str, keywords: Mapping[str, Any], seed: int | None) -> Cell:
-    """Resolve the run that keywords describe, as the cell of a scenario with one run.
+    """Resolve the run that keywords describe.
 
     Args:
         row: Name of a row of the table of algorithms.
@@ -331,7 +330,7 @@ def _require_app_cell(cell: Cell, source: str) -> Cell:
             cell.privacy.unit != RECORD.name
         ),
         "data.scale: an app scales its records by itself, with public numbers": cell.data.scale is not None,
-        # A server that does not know the loss plans its lattice for increments that are two clips apart.
+        # The server, which does not know the loss, plans for clipped gradients, at most two clips apart.
         f"model.name = {cell.model.name!r}: no module can be this model": not cell.model.row.gradients,
         "evaluation: the silos of an app evaluate by its own @app.evaluate()": cell.evaluation is not None,
     }
@@ -341,8 +340,6 @@ def _require_app_cell(cell: Cell, source: str) -> Cell:
 
 def read_app_cell(path: Path) -> Cell:
     """Read the scenario of an app whose server is not fedpriv's.
-
-    These checks protect nobody: guards admit runs by their policies.
 
     Raises:
         InputError: The scenario cannot be used, is a sweep of several runs, or has steps, a trust setting or
@@ -400,7 +397,7 @@ class SiloGuard:
     def examples(self) -> int:
         """Public number of records that one call of `train` reads, the weight of this silo's reply.
 
-        The number counts a record once a step, and is an expected one if the records of a round are drawn.  If the
+        A record counts once a step.  The number is the expected one if the records of a round are drawn.  If the
         unit of protection is the person, persons are counted in place of records.
         """
         return self.cell.batch_sizes[self.silo] * self.local_steps
@@ -419,14 +416,13 @@ class SiloGuard:
 
         Args:
             arrays: Parameters of the app's model.
-            server_round: Round of the server, from 1, as strategies put it into every message.
+            server_round: Number of the server's round, from 1, the message's "server-round".
 
         Returns:
             The parameters after the steps, with the same names.
 
         Raises:
-            InputError: The app's model is not the guard's, or the scenario has no such round.
-            RunError: The guard refuses, with its reason, does not answer, or its release cannot be used.
+            FedprivError: As `steps`.
         """
         values = map(Array, self.steps(arrays.to_numpy_ndarrays(), server_round, list(arrays)))
         return ArrayRecord(dict(zip(arrays, values, strict=True)))
@@ -436,8 +432,8 @@ class SiloGuard:
     ) -> list[NDArray[Any]]:
         """Take K noisy steps from a NumPyClient's list of arrays, in the order of a state_dict.
 
-        Step k is x_{k+1} = x_k - η · release_k, with the scenario's step size η.  The guard forms release_k from
-        the silo's records at x_k.  K is `local_steps`.
+        Step k is x_{k+1} = x_k - η · release_k, with the scenario's step size η and the guard's release at x_k.
+        K is `local_steps`.
 
         Args:
             arrays: Parameters of the module.
@@ -445,7 +441,7 @@ class SiloGuard:
             names: Names of the arrays in error messages, by default their numbers from 0.
 
         Returns:
-            Parameters after the steps, in the same order, in the type that the scenario's run has.
+            Parameters after the steps, in the same order, in the scenario's `run.dtype`.
 
         Raises:
             InputError: The round or an array is not that of the guard's scenario.
@@ -463,7 +459,7 @@ class SiloGuard:
             }
         )
         layout, point = self._match_layout(arrays, names)
-        settings = cast("SgdSettings", self.cell.algorithm.settings)  # `read_app_cell` has checked this
+        settings = cast("SgdSettings", self.cell.algorithm.settings)  # as `read_app_cell` requires
         for t in range(first, last + 1):
             release = unwrap_answer(ask_release(self.socket, self.run, self.cell_json, t, point))
             refuse(
@@ -480,25 +476,20 @@ class SiloGuard:
     def evaluate(self, arrays: ArrayRecord, server_round: int) -> dict[str, float]:
         """Evaluate parameters on the silo's own test records, with noise.
 
-        The scenario has `run.evaluations` of them, or one for each of its rounds if these are fewer.  They are
-        spread evenly over the server's rounds, the last one among them.
-
         Guarantee: all evaluations of a run together are a release of μ = [evaluation].mu for each test record, and
         the evaluations of all runs and apps together one of the policy's [evaluation].budget.  There is no such
         guarantee if the policy allows runs without noise.  The guard answers each evaluation for one model only.
 
         Args:
             arrays: Parameters of the app's model.
-            server_round: Round of the server, from 1, as strategies put it into every message.
+            server_round: Number of the server's round, from 1, the message's "server-round".
 
         Returns:
             "eval_loss", and "eval_acc" of a classifier, as Flower's template names them, or {} in a round
             without an evaluation.
 
         Raises:
-            InputError: The app's model is not the guard's, or the scenario has no such round, no [evaluation], or
-                more evaluations than the server has rounds.
-            RunError: The guard refuses, with its reason, does not answer, or its scores cannot be used.
+            FedprivError: As `scores`.
         """
         return self.scores(arrays.to_numpy_ndarrays(), server_round, list(arrays))
 
@@ -507,7 +498,8 @@ class SiloGuard:
     ) -> dict[str, float]:
         """Ask the guard for noisy mean scores of a NumPyClient's model on the silo's test records.
 
-        The scenario's evaluations are spread evenly over the server's rounds, the last one among them.
+        The scenario's evaluations, at most one for each of its rounds, are spread evenly over the server's rounds,
+        the last one among them.
 
         Args:
             arrays: Parameters of the model, in the order of a state_dict.
@@ -548,8 +540,7 @@ class SiloGuard:
             },
             RunError,
         )
-        # Means are over all rows that the evaluation reads, also those whose values in a table set them aside
-        # for training, which count as 0.
+        # The means count a row that the table sets aside for training as 0, which the division corrects.
         scores = scores_to_metrics(
             torch.from_numpy(means.astype(np.float64))
             / (1.0 if (schema := self.cell.data.table_schema) is None else schema.counted_share(for_testing=True)),
@@ -592,9 +583,7 @@ def guard_of(context: Context, scenario: Path, local_steps: int = 1) -> SiloGuar
     Args:
         context: Flower's context of the ClientApp.
         scenario: The app's scenario file.
-        local_steps: Number of noisy steps between two averages, a divisor of federation.rounds.  A message of
-            up to 32 steps can be repeated after a failure.  Of the last message of a run, once all its steps are
-            answered, the guard repeats the last step only.
+        local_steps: Number of noisy steps between two averages, a divisor of federation.rounds.
 
     Raises:
         InputError: The scenario or `local_steps` cannot be used, or a key of the configuration is missing or does
@@ -619,8 +608,8 @@ def guard_of(context: Context, scenario: Path, local_steps: int = 1) -> SiloGuar
 def find_guard(context: Context, silos: int, source: str = "") -> tuple[int, Path | None]:
     """Find a node's silo number, and the socket of its guard, or None without a guard.
 
-    The node's configuration takes precedence over the run's, which comes from the server and may have "" for no
-    guard.  In the path of the socket, {silo} stands for the silo's number.
+    The node's `guard` takes precedence over the run's, which may be "" for no guard.  In the path of the socket,
+    {silo} stands for the silo's number.
 
     Args:
         context: Flower's context of the ClientApp.

@@ -10,8 +10,8 @@ the rounds that silos were asked for.
 
 The ClientApps answer with `PrivateClient`.  Round 0 releases nothing: it asks each node for its silo's number, and
 whether its guard, or else its module and records, fit the run.  In round t, from 1, the query x_t, (d,), goes to
-the silos as named arrays.  The row's optimizer turns the noisy mean of their messages, (d,), into x_{t+1} and into
-the model that the run would publish.
+the silos as named arrays.  The optimizer turns the noisy mean of their messages, (d,), into x_{t+1} and into the
+model that the run would publish.
 """
 
 import logging
@@ -56,22 +56,21 @@ from fedpriv.server.strategy import ReleaseStrategy, ServerAggregator
 
 _log = logging.getLogger("flwr")  # `flwr run --stream` shows the lines of this logger
 _MAX_REPORTS = 20
-"""Largest number of rounds after which ε is computed and logged."""
+"""Most rounds of a run after which ε is logged."""
 
 
 @dataclass(frozen=True)
 class RemoteLoss(Deterministic):
     """Loss that only silos can compute.
 
-    The server knows the length d of the gradient, and neither a Lipschitz nor a smoothness constant, so that both
-    are infinite.
+    The server knows its gradient's length d, but no Lipschitz or smoothness constant, so that both are infinite.
     """
 
     initial_point: Tensor
     """x_1 (d,)."""
     lipschitz = smoothness = torch.inf
     dependence: ClassVar[Dependence] = Dependence.RECORD
-    """Dependence of the silos' loss: `PrivateClient` trains a module by increments of single records."""
+    """Dependence of the silos' loss: its increments are those of single records."""
 
     @property
     def dimension(self) -> int:
@@ -111,7 +110,7 @@ class NamedReleases(ReleaseStrategy):
     def _greet_nodes(self, grid: Grid, silos: int, timeout: float) -> list[int]:
         """Return the nodes of silo 0, 1, … after each has agreed to answer.
 
-        Nodes that mask their messages send their public keys, which every later message then has.
+        Their public keys, which are b"" without masks, are kept for later messages.
         """
         content = self.make_content(self.query(), 0, ConfigRecord())
         replies = ask_roster(grid, silos, timeout, lambda node: Message(content, node, TRAIN))
@@ -156,12 +155,12 @@ class PrivateStrategy(FedAvg):
         Args:
             row: Row of the table of algorithms, such as "dp-mu2-fl", or None for that of the subclass or scenario.
             scenario: Scenario file instead of keywords.  Records are the app's own, not those of its [data].
-            seed: Seed of a simulation, whose noise can be computed again from it and protects no record.  Without
-                a seed, noise comes from the operating system.
+            seed: Seed of a simulation, whose noise anybody can compute from it, or None for noise from the
+                operating system.
             max_epsilon: Limit of ε at the scenario's δ, or None for no limit.  The run ends before a round that
                 would exceed it.
-            fraction_evaluate: Share of the nodes whose ClientApp evaluates after each round, as for FedAvg.
-                Their metrics are releases of records, and no claim counts them.
+            fraction_evaluate: Share of the nodes whose ClientApp evaluates after each round.  Their metrics are
+                releases of records, and no claim counts them.
             min_evaluate_nodes: Smallest number of nodes that evaluate, if any do, or all silos if there are fewer.
             weighted_by_key: Name of the metric that is a node's weight in the mean of the metrics.
             evaluate_metrics_aggr_fn: Function that merges the metrics of the nodes that evaluated into one
@@ -257,15 +256,14 @@ class PrivateStrategy(FedAvg):
             initial_arrays: x_1, the trainable parameters by name.
             num_rounds: Number of planned rounds, or 0 in its place.  Other numbers are refused.
             timeout: Longest wait in seconds, for the silos to connect and again for the replies of each round and
-                of each evaluation.  Flower's wait for enough nodes before an evaluation has no limit.
+                of each evaluation.
             train_config: Further keys in the messages of rounds from 1.
             evaluate_config: Further keys in the messages of evaluations.
             evaluate_fn: Function of a round's number and a model, called after each round, and before round 1
                 with 0 and `initial_arrays`, or None.
 
         Returns:
-            Flower's result, with the model and the metrics.  Its training metrics are δ and the ε so far, after at
-            most 20 rounds that are spread evenly, or none without noise.
+            Flower's result, with the model and the metrics.  Its training metrics are those of `aggregate_train`.
 
         Raises:
             InputError: The strategy was started before, or the arrays, the number of rounds, the terms or
@@ -301,8 +299,6 @@ class PrivateStrategy(FedAvg):
     def _count_affordable_rounds(self, planned_rounds: int) -> int:
         """Return the largest number of rounds whose ε is within the limit, or all rounds without a limit.
 
-        The number is found by bisection, since ε does not fall with the number of rounds.
-
         Args:
             planned_rounds: Number of rounds of the plan.
 
@@ -311,6 +307,7 @@ class PrivateStrategy(FedAvg):
         """
         if (limit := self._max_epsilon) is None:
             return planned_rounds
+        # Bisection, since ε does not fall with the number of rounds.
         # Without noise ε is None, and a limit that is NaN compares with nothing: both are refused below.
         rounds = bisect_right(range(1, planned_rounds + 1), limit, key=lambda t: self.epsilon(t) or 0.0)
         refuse(
@@ -339,11 +336,9 @@ class PrivateStrategy(FedAvg):
     ) -> Iterable[Message]:
         """Make one message with the query for every silo that is not absent by the scenario's [federation].
 
-        `arrays`, the model, is not sent: silos compute increments at the query.
-
         Args:
             server_round: Number of the round, from 1.
-            arrays: Model, which is not sent.
+            arrays: Model, which is not sent: silos compute increments at the query.
             config: Further keys of the messages.
             grid: Not used.  The nodes are those that agreed in round 0.
 

@@ -1,8 +1,8 @@
 """A silo's signed statement in a certificate, with facts from the silo's own ledgers.
 
 The administrator signs by `fedpriv silo sign`, which reads policy, ledgers and data.  The run is planned again
-from the scenario in the ledger.  Every release stream of the certificate is compared with that plan, and each of
-the silo's charges for this run with the plan's price.
+from the scenario in the ledger.  The certificate's release streams are compared with that plan, and the silo's
+charges for this run with the plan's price.
 
 A *record* is the certificate's entry of the run, and the *body* is the part of the certificate that silos sign.  A
 run has up to three *parts* with charges: its rounds, a first step that scales the table, and evaluations of test
@@ -66,9 +66,7 @@ def signing_key(policy: Policy) -> Ed25519PrivateKey:
 
 
 def key_line(path: Path) -> str:
-    """Return the line "silo-N KEY" of the public key by which certificates know a policy's silo.
-
-    The key is made if it is missing.
+    """Return the line "silo-N KEY" of the public key of a policy's silo, which is made if it is missing.
 
     Raises:
         InputError: If the policy or the key cannot be used.
@@ -159,10 +157,10 @@ def _plan_first_step(admission: Admission, step_cell: Cell) -> Plan:
 def find_charge_difference(silo: int, statement: Mapping[str, Any], plans: RunPlans) -> str | None:
     """Describe the first charge of a silo that is not the price of its plan, or return None.
 
-    A part that the run has and the statement lacks, or the reverse, is described as well.  A charge (μ, slack) is
-    compared, up to rounding, with the plan's price at that slack.  A plan may have two prices: one of the silo's
-    own messages, one of the release made of all silos' messages.  The charge may be either, because the policy may
-    have trusted more at the time of the run than it does now.
+    A part that only the run or only the statement has is described as well.  A charge (μ, slack) is compared, up
+    to rounding, with the plan's price at that slack.  A plan may have two prices: one of the silo's own messages,
+    one of the release made of all silos' messages.  The charge may be either, because the policy may have trusted
+    more at the time of the run than it does now.
 
     Args:
         silo: Number of the silo.

@@ -9,14 +9,13 @@
 | `silos` | each silo's signed statement: policy, charges, remaining budget (`attest`) |
 
 Here a record is the entry of one cell, which is one run of a sweep, in results.json.  A release stream is the
-releases of one party, or of several alike, in the rounds of a run or in a first step before them, with their noise
-and participation.  A plan is all that is known of a run before its first round, and gives the noise and the price
-of its releases.  A charge is what a run took from a silo's privacy budget, as the silo's ledger has it.  A
-statement is what a silo signed.  A draft is a deployment's certificate that no silo has signed yet.
+releases of one party, or of several alike, in one part of a run, with their noise and participation.  A plan is
+what is known of a run before its first round, and gives the noise and the price of its releases.  A charge is what
+a run took from a silo's privacy budget, as the silo's ledger has it.  A statement is what a silo signed.  A draft
+is a deployment's certificate that no silo has signed yet.
 
-The privacy figures of the record are recomputed from its releases, and from its scenario if its code is here.  A
-certificate does not determine the keys that are to be trusted.  A reader has a file of trusted keys from
-elsewhere.
+The privacy figures of the record are recomputed from its releases, and from its scenario if its code is here.
+Readers have the keys that they trust from elsewhere.
 """
 
 import json
@@ -99,7 +98,7 @@ class SignedCertificate:
 
     body: Mapping[str, Any]
     silos: Sequence[Mapping[str, Any]]
-    """Signed statements (`attest`), which `sign_certificate` puts in the order of silos."""
+    """Signed statements (`attest`)."""
 
     @property
     def is_simulation(self) -> bool:
@@ -135,7 +134,7 @@ class VerifiedCertificate(SignedCertificate):
     is_planned_here: bool = True
     """Whether the record was compared with its scenario, and with a plan if silos signed it.
 
-    It is False only if the scenario names code that is missing here, or a model that no certificate may run.
+    False means that the scenario names code that is missing here, or a model that no certificate may run.
     """
 
     @property
@@ -161,7 +160,7 @@ _CODE_NOT_HERE = (
 
 
 def _silo_count(body: Mapping[str, Any]) -> int:
-    """Return the number of silos in the scenario, independent of other keys of the record."""
+    """Return the number of silos in the scenario."""
     return FederationSection.model_validate(body["record"]["scenario"]["federation"]).silos
 
 
@@ -182,8 +181,8 @@ def make_body(
         extra: Further keys of the body: "not_protected", sentences on what the claim does not cover, and "audit".
 
     Returns:
-        Plain JSON data: facts on the run and on the model's file, the record of the cell, the choice of settings
-        (None without one), people's answers (None for an open question), and the keys of `extra`.
+        Plain JSON data: facts on the run and on the model's file, the record, the choice of settings (None without
+        one), people's answers (None for an open question), and the keys of `extra`.
 
     Raises:
         InputError: If the cell is missing or not named, its model's file is missing, or an answer has another key.
@@ -394,11 +393,10 @@ def verify_certificate(
 def recompute_record(body: Mapping[str, Any]) -> LedgerEntry:
     """Compare a body's record with its recomputed privacy figures, and return it with its claim.
 
-    A body of another shape may raise other exceptions, such as KeyError.
-
     Raises:
         InputError: If a figure or another fact is not that of releases and scenario, if they cannot be read here,
             or if fedpriv 0.3.0 made a false claim for the record.
+        Exception: A body of another shape may raise other errors, such as KeyError.
     """
     record = body["record"]
     _check_sizes(record)
@@ -442,9 +440,6 @@ def _check_texts(body: Mapping[str, Any]) -> None:
 
     These facts are the run's name and title, the point of the sweep, the number of clients, and the missed rounds.
     Keys that begin with "test_" are scores, which are not checked.
-
-    Raises:
-        InputError: If there is a contradiction or an unknown key.
     """
     record, scenario = body["record"], body["record"]["scenario"]
     text_pairs = {
@@ -485,8 +480,7 @@ def _check_sizes(record: Mapping[str, Any]) -> None:
     """Refuse releases that would exhaust a reader's memory, before any of them is expanded.
 
     Participations and clips are stored with numbers of repetitions, and mechanisms with sizes such as bands, so
-    that a few bytes could stand for releases of any length.  A record of another shape may raise other exceptions,
-    such as KeyError.
+    that a few bytes could stand for releases of any length.
 
     Raises:
         InputError: If the integers of all participations and mechanisms and the repetitions of all clips add up to

@@ -287,11 +287,7 @@ def _describe_public_facts(certificate: VerifiedCertificate, data: Mapping[str, 
     """Describe in a sentence the public facts about the data, and who declared them public.
 
     These are ranges, vocabularies and classes of a table, or the shapes of records and the number of classes of
-    other data.
-
-    Args:
-        certificate: The certificate, with the silos' statements.
-        data: Section [data] of the scenario.
+    other data.  `data` is the scenario's section.
     """
     table = data.get("table")
     # fedpriv itself describes the tables among its own data sets.
@@ -305,7 +301,6 @@ def _describe_public_facts(certificate: VerifiedCertificate, data: Mapping[str, 
         if count
         else ""
     )
-    # Only a run without noise can have a table that is not declared public.
     return (
         f"Ranges, vocabularies, classes and sites of the table were {'' if table['public'] else 'not '}declared "
         f"public by the coordinator's scenario (data.table.public = {str(table['public']).lower()}){silos}: if "
@@ -316,7 +311,7 @@ def _describe_public_facts(certificate: VerifiedCertificate, data: Mapping[str, 
 def _describe_other_runs(statement: Mapping[str, Any]) -> str:
     """Describe the other runs on a silo's records, and, if there are any, the composed cost of all runs.
 
-    A first step, which has a place of its own in the ledger of training records, is part of the certified run.
+    A first step is part of the certified run, with an entry of its own in the ledger of training records.
     """
     parts = [
         ("records", statement["training"], 1 + ("first_step" in statement)),
@@ -399,7 +394,7 @@ def _limit_answers(certificate: VerifiedCertificate, statement: Statement) -> li
 
 
 def _first_line(certificate: VerifiedCertificate) -> str:
-    """State how many silos signed, and which did not, or that this is a simulation, for the top of a view."""
+    """Return the first line of a view: how many silos signed and which did not, or a simulation's note."""
     return (
         _SIMULATION_NOTE
         if certificate.is_simulation
@@ -451,12 +446,8 @@ def _format_html(certificate: VerifiedCertificate, kind: str, files: str, parts:
 def _board_sections(certificate: VerifiedCertificate, statement: Statement) -> dict[str, list[str]]:
     """Return the sentences of the page for a board, by heading.
 
-    A sentence that does not apply is an empty text, which the page leaves out.
-
-    Args:
-        certificate: The certificate, with what each silo signed.
-        statement: Privacy of the run in words, which no silo signed.  Of its caveats the page has only those that
-            begin with ε or δ.
+    A sentence that does not apply is an empty text, which the page leaves out.  Of the caveats of `statement` the
+    page has only those that begin with ε or δ.
     """
     body, record = certificate.body, certificate.body["record"]
     open_questions = [
@@ -556,10 +547,10 @@ def _share_of_cases(probability: float) -> str:
 def _describe_all_runs(silo: Mapping[str, Any]) -> str:
     """Describe the best guess from all runs of a silo together, or return "" without another run.
 
-    A first step, which has a place of its own in the silo's ledger, is part of the certified run.
     The silo's statement has the composed charge of all runs on its training records: together they are μ-GDP,
     except with a probability, the slack, for which the guess is taken to be right.  Its μ is None if the runs cost
-    more than any budget, for example because one has no noise.
+    more than any budget, for example because one has no noise.  A first step is part of the certified run, with
+    an entry of its own in the ledger.
     """
     total_budget = silo["training"]["spent"]
     if (other_count := total_budget["runs"] - 1 - ("first_step" in silo)) < 1:
@@ -608,7 +599,7 @@ def format_model_card(certificate: VerifiedCertificate) -> str:
 
 
 def _escape_markdown(text: str) -> str:
-    """Escape another party's text as one line without CommonMark's emphasis, code, links and HTML."""
+    """Escape another party's text to one line without CommonMark's emphasis, code, links and HTML."""
     return "".join(f"\\{letter}" if letter in "\\`*_[]<>#|!" else letter for letter in " ".join(text.split()))
 
 
@@ -638,8 +629,8 @@ def certify(
     """Write a run's certificate into its folder, with its views unless it is an unsigned draft.
 
     A draft is a deployment's certificate without any silo's signature.  The views are the page for a board, the
-    page of all questions, and the model card.  With them goes a description of the run as an RO-Crate.  The
-    signatures, also those of a draft, are written as DSSE envelopes, too, a form for other programs.
+    page of all questions, and the model card.  With them goes a description of the run as an RO-Crate.  Drafts
+    and other certificates are also written as DSSE envelopes, a form for other programs.
 
     Args:
         folder: Folder of the run.
@@ -701,8 +692,7 @@ def sign(policy: Path, path: Path, out: Path | None) -> None:
     """Sign a certificate as a silo, and write the signed statement into a file.
 
     The certificate's figures are recomputed first, with the extensions of the policy.  The releases are then
-    compared with a plan of the scenario in the silo's ledger, and the ledger's charges with the plan's price.  The
-    silo's number, its public key and the path of the file are printed.
+    compared with a plan of the scenario in the silo's ledger, and the ledger's charges with the plan's price.
 
     Args:
         policy: The silo's policy.
@@ -767,9 +757,7 @@ def _read_people(path: Path | None, answers: Sequence[str]) -> dict[str, str]:
 
 
 def _claimed_keys(signed: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the silos' keys as their statements name them.
-
-    The coordinator checks the new certificate with these keys.  They are no evidence of whom to trust.
+    """Return the silos' keys as their statements name them, which makes none trusted.
 
     Raises:
         InputError: If a statement has no silo's number, no key or a key that cannot be used.

@@ -12,7 +12,7 @@ from fedpriv.core.errors import InputError
 def key(policy: PolicyPath) -> None:
     """Print the public key by which readers of certificates know this silo, and make it if it is missing.
 
-    Its private half never leaves this machine: the policy's identity, or a file beside the ledger, mode 0600.
+    Its private half stays on this machine: the policy's identity, or a file beside the ledger, mode 0600.
 
     Example: fedpriv silo key silo-0.toml
     """

@@ -103,15 +103,7 @@ def read_node_key(path: Path) -> ec.EllipticCurvePrivateKey:
 
 @contextmanager
 def convert_key_errors(path: Path, half: str) -> Iterator[None]:
-    """Convert errors of reading a SuperNode's key.
-
-    Args:
-        path: File of the key.
-        half: "public" or "private".
-
-    Raises:
-        InputError: If reading fails, with the reason.
-    """
+    """Convert errors of reading a SuperNode's key, its "public" or "private" `half`, to InputError."""
     try:
         yield
     except (OSError, ValueError, TypeError, UnsupportedAlgorithm) as error:
@@ -215,7 +207,7 @@ def check_certificates(*paths: Path) -> None:
 def load_key_pair(keys: Path, *contexts: ssl.SSLContext) -> None:
     """Load server.pem and server.key of a folder into TLS contexts.
 
-    They are first loaded into a context that is thrown away, so that an error leaves the others unchanged.
+    A context that is thrown away comes first, so that an error leaves the others unchanged.
 
     Raises:
         InputError: The certificate is not valid now, or the key is not the certificate's or cannot be read.
@@ -278,8 +270,7 @@ def renew_certificate(key_folder: Path, authority_folder: Path) -> Certificate:
     """Renew server.pem in `key_folder` for at most a year from now, with the same key and names.
 
     The new certificate, which is returned, replaces the old one.  It ends no later than the authority's own, and
-    is valid from an hour ago, for clocks that are late.  Another authority of the same name can have signed the
-    old one, if the silos' ca.crt has the key of this authority, too.
+    is valid from an hour ago, for clocks that are late.
 
     Args:
         key_folder: Folder of a SuperLink with server.pem, and with the ca.crt that silos trust.
@@ -401,7 +392,7 @@ def key_fingerprint(key: bytes) -> str:
 
 
 def revoke_key(key_folder: Path, silo: int) -> str:
-    """Remove the key of a silo from the folder `nodes` durably, and return its fingerprint.
+    """Remove a silo's key from the folder `nodes` durably, and return its fingerprint.
 
     Raises:
         InputError: The silo has no file there, the file holds no key, or the file cannot be removed.

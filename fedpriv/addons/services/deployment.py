@@ -104,8 +104,6 @@ class SuperLink:
     def submit(self, run_config: Mapping[str, str | int], simulation: Mapping[str, int] | None = None) -> int:
         """Submit fedpriv's app with a run configuration, and return the run's id.
 
-        The app is fedpriv as installed at the SuperLink and at the silos.
-
         Args:
             run_config: Run configuration, from `make_run_config`.
             simulation: Settings of Flower's simulation, or None for a deployment.
@@ -147,8 +145,7 @@ def simulation_superlink(home: Path) -> Iterator[SuperLink]:
 def federation_superlink(home: Path, silos: int) -> Iterator[SuperLink]:
     """Start a SuperLink on this machine for the SuperNodes of `silos` silos, with new keys.
 
-    The key of silo N's SuperNode is in home/node-N.  The SuperLink and the processes of the silos end with the
-    block.
+    The key of silo N's SuperNode is in home/node-N.  The SuperLink and the silos' processes end with the block.
 
     Raises:
         RunError: The SuperLink does not start.
@@ -211,9 +208,9 @@ def write_silos(cell: Cell, folder: Path, home: Path) -> list[Path]:
     """Write for each silo a policy that allows this run, and a shard and a ledger if it has neither.
 
     A shard is the file of a silo's records: a CSV file if the model reads the raw cells of a table, and else
-    arrays.  Existing shards and ledgers are kept, because ledgers record earlier releases.  Those of a silo whose
-    folder is marked as unfinished are written again: an earlier call was killed, or failed, before any guard could
-    start.
+    arrays.  Existing shards and ledgers are kept, because ledgers record earlier releases.  Those of a silo that
+    is marked as unfinished are written again: an earlier call ended before it finished them, and no guard used
+    them.
 
     Args:
         cell: Cell of the run.
@@ -265,10 +262,7 @@ def write_silos(cell: Cell, folder: Path, home: Path) -> list[Path]:
 
 @dataclass
 class LocalSilo:
-    """Processes of a silo on this machine.
-
-    The temporary folder of the silo's policy has the socket and the logs of the processes.
-    """
+    """Processes of a silo on this machine, whose socket and logs are in the folder of the silo's policy."""
 
     number: int
     policy: Path
@@ -311,7 +305,7 @@ class LocalSilo:
 _MAX_START_SECONDS = 600.0  # a server has started within seconds, and on a very busy machine within minutes
 _POLL_SECONDS = 0.2
 _STATUS_SECONDS = 5.0
-_END_SECONDS = 60.0  # largest wait for Ray's processes, which outlive a simulation that is interrupted
+_END_SECONDS = 60.0  # longest wait for the end of a simulation that has an outcome
 _REPORT_SECONDS = 60.0  # time between two reports of the same wait
 _UNREACHABLE_SECONDS = 120.0  # longest silence of a SuperLink, for example during a snapshot of its machine
 
@@ -330,13 +324,9 @@ class RunProgress:
             self.rounds = rounds
 
     def report_waiting(self, reason: str, start_time: float) -> None:
-        """Report a wait since `start_time`, in seconds since 1970.
+        """Report a wait for `reason` since `start_time`, in seconds since 1970.
 
         A reason is reported at once if the last report had another one, and again after a minute at the earliest.
-
-        Args:
-            reason: Awaited event or party, for the line.
-            start_time: Start of the wait.
         """
         now = time.monotonic()
         if reason == self._last_report[0] and now - self._last_report[1] < _REPORT_SECONDS:
@@ -353,8 +343,8 @@ def follow_run(
 
     Args:
         link: SuperLink of the run.
-        run: Id of the run.
-        reader: Reader of the run's folder, where the server reports progress and outcome.
+        run: Id of the run at the SuperLink.
+        reader: Reader of the run's folder, where the server reports.
         describe_lost_process: Function that describes a necessary process that has ended, or returns None.
         progress: Progress of the cell.
 
@@ -422,7 +412,7 @@ def run_deployment(
     Args:
         cells: Cells to run.
         observer: Observer of progress.
-        folder: The RUN_DIR.  The server writes below this folder, which must exist where the SuperLink runs.
+        folder: The RUN_DIR, below which the server writes.
         connection: Address of a SuperLink, or none, so that all processes are started on this machine.
 
     Yields:
@@ -490,9 +480,9 @@ def run_deployment(
 def _open_federation(cell: Cell, connection: Connection, token: str) -> Iterator[tuple[SuperLink, HealthCheck]]:
     """Open a SuperLink, and yield it with a function that describes a necessary process that has ended.
 
-    Without an address, SuperLink and silos are started on this machine, and end with the block.  The processes of
-    silos are then necessary, unless the run may continue without silos.  The function returns None as long as no
-    necessary process has ended.
+    Without an address, SuperLink and silos are started on this machine, and end with the block.  The silos'
+    processes are then necessary, unless the run may continue without silos.  The function returns None as long as
+    no necessary process has ended.
 
     Args:
         cell: Cell of the run.
@@ -531,10 +521,6 @@ def _open_federation(cell: Cell, connection: Connection, token: str) -> Iterator
 def run_ray(cells: Sequence[Cell], observer: RunObserver) -> Iterator[IndexedOutcome]:
     """Run cells one after another on a SuperLink that simulates a SuperNode for each silo.
 
-    Args:
-        cells: Cells to run.
-        observer: Observer of progress.
-
     Yields:
         The outcome of each cell, with the index of the cell.
 
@@ -568,7 +554,7 @@ def run_ray(cells: Sequence[Cell], observer: RunObserver) -> Iterator[IndexedOut
                 lambda: None,
                 RunProgress(observer, index, cell.schedule.rounds),
             )
-            # The outcome is there before Flower has ended the run, and Ray's processes outlive an interruption.
+            # Flower ends the run after its outcome is there, and Ray's processes outlive an interruption.
             deadline = time.monotonic() + _END_SECONDS
             while not link.control.run_status(run).is_over and time.monotonic() < deadline:
                 time.sleep(_POLL_SECONDS)

@@ -1,7 +1,6 @@
 """Life of a service: a process that owns the processes it starts, which are its parts.
 
-A part that ends also ends the service, except a SuperNode that `keep_running` starts again.  A silo's node and an
-executor write heartbeats to files, on which the service's health depends.
+A silo's node and an executor write heartbeats to files, on which the service's health depends.
 """
 
 import json
@@ -33,9 +32,9 @@ HEARTBEAT_FOLDER_VARIABLE = "FEDPRIV_BEATS"
 """Environment variable that names the folder with the heartbeats of a service's parts."""
 EXECUTOR, SUPERNODE, TRIAL = "executor", "SuperNode", "trial"
 LOST_EXIT_CODE = 75
-"""Exit code of a part that lost the other side of the network, or the process that supervises it."""
+"""Exit code of a silo's node that lost its SuperLink, or the process that supervises it."""
 _STALL_SECONDS = 60.0
-"""Seconds without a heartbeat after which a service is unhealthy.  A part at work writes them more often."""
+"""Seconds without a heartbeat after which a service is unhealthy."""
 _MIN_FILES = 256
 """Open files that a service needs, with some silos and runs."""
 
@@ -54,14 +53,14 @@ class Heartbeat(NamedTuple):
 def write_heartbeat(part: str, error: str = "") -> None:
     """Record that `part` did its work, or the error that prevented it.
 
-    With an error the time of the last success stays, or is the present time if there is no heartbeat yet.  A
-    process outside a service records nothing.
+    With an error the time of the last success stays, or is the present time if there is no heartbeat yet.  Outside
+    a service nothing is recorded.
     """
     if (folder := os.environ.get(HEARTBEAT_FOLDER_VARIABLE)) is None:
         return
     path, now = Path(folder, part), time.monotonic()
     last_success = last_beat(path.parent, part, now).last_success if error else now
-    # Several threads of a part write heartbeats, each to a file of its own that then replaces the last heartbeat.
+    # Several threads write heartbeats, each to a file of its own that then replaces the last heartbeat.
     temporary_file = path.with_suffix(f".{threading.get_native_id()}")
     with suppress(OSError):  # the folder is deleted with the service
         temporary_file.write_text(f"{last_success} {now}\n{error}", encoding="utf-8")
@@ -174,7 +173,7 @@ HealthCheck = Callable[[], str | None]
 def health_socket(path: Path, health: HealthCheck) -> Iterator[None]:
     """Answer {"healthy": true} or {"healthy": false, "why": fault} on a Unix socket of mode 0600.
 
-    A guard's health checks have the same answers.  The socket is removed at the end of the block.
+    The socket is removed at the end of the block.
 
     Raises:
         InputError: The socket cannot be made.
@@ -277,7 +276,7 @@ def state_root() -> Path:
 def service_folder(name: str, socket: Path | None) -> Path:
     """Return the folder for a running service's files: beside its socket, or in its user's state folder.
 
-    A service without a socket does not use /tmp, where hosts delete old files.
+    The state folder is not /tmp, where hosts delete old files.
     """
     return state_root() / f"{name}-{os.getpid()}" if socket is None else socket.with_name(f"{socket.name}.d")
 

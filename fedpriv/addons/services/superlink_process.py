@@ -121,8 +121,6 @@ def serve_superlink(
 ) -> None:
     """Serve the Control, Runtime and Fleet APIs until a signal asks the process to end.
 
-    The servers of the APIs run in this process, and the executor, which starts tasks, is a child process.
-
     Args:
         control: Path of the control socket, which is made.
         keys: Folder with ca.crt, server.pem, server.key and nodes/silo-N.pub, or None, which needs `simulation` or
@@ -174,7 +172,7 @@ def serve_superlink(
         logging.getLogger("flwr").setLevel(os.environ.get("FLWR_LOG_LEVEL", "WARNING"))
         # The same app, which also records when each silo was last heard of.
         app = Presence(superlink_app.app, nodes, folder / "refused.json")
-        # Let threads take turns more often than by default: Flower answers in threads, and the event loop waits.
+        # Let threads take turns more often: Flower answers in threads, and the event loop waits for them.
         sys.setswitchinterval(0.0005)
         gc.freeze()  # No later garbage collection searches the modules that are loaded by now.
 
@@ -199,10 +197,7 @@ def serve_superlink(
         certificate_reloader = _CertificateReloader(servers[2].config, keys or folder)
 
         async def poll() -> None:
-            """Update the list of runs and the registered keys, and check certificates.
-
-            The service manager, if there is one, is told that the service works.
-            """
+            """Update runs and registered keys, check certificates, and notify the service manager."""
             if runs.is_due():
                 runs.update(await superlink_app.list_runs())
             revoked_names, new_keys = key_monitor.poll()
@@ -234,7 +229,7 @@ def serve_superlink(
             executor_command(f"127.0.0.1:{sockets[1].getsockname()[1]}", folder, SERVERAPP, SIMULATION),
             env={**os.environ, **variables},
         )
-        # Tasks outlive an executor that is killed.  They would go on with a run, beside the run's next server.
+        # Tasks outlive an executor that is killed, and would go on with a run beside the run's next server.
         stack.callback(lambda: end_processes([executor, *find_tasks(os.getpid())]))
         stack.enter_context(
             serve_metrics(
@@ -256,14 +251,14 @@ def serve_superlink(
 
 
 def _why_unhealthy(folder: Path, certificates: Sequence[Path], checks: Sequence[HealthCheck]) -> str | None:
-    """Return a fault of the service, or None.
+    """Return the first fault of the service, or None.
 
-    All certificates have to be valid, and the service's own key and secret readable.
+    Certificates have to be valid, and the service's own key and secret readable.
 
     Args:
-        folder: Folder of the certificate, key and secret that the service made for itself.
-        certificates: Files of the certificates for SuperNodes, empty without them.
-        checks: Further checks, of which the first fault is returned.
+        folder: Folder of the service's own certificate, key and secret.
+        certificates: Files of the certificates for SuperNodes.
+        checks: Further checks.
     """
     try:
         check_certificates(folder / AUTHORITY_FILE, folder / CERTIFICATE_FILE, *certificates)
@@ -338,7 +333,7 @@ async def _serve_until_signal(
 
 
 class _CertificateReloader:
-    """Reloader of the certificate for SuperNodes, for when its files change."""
+    """Reloader of the certificate for SuperNodes, after its files have changed."""
 
     def __init__(self, config: uvicorn.Config, keys: Path) -> None:
         self._config, self._files = config, (keys / CERTIFICATE_FILE, keys / KEY_FILE)

@@ -58,20 +58,17 @@ _log = logging.getLogger("fedpriv.supernode")
 NODE_MODULE = "fedpriv.addons.services.flower_private.silo_node"
 """Module of the silo's node."""
 _MIN_PAUSE_SECONDS, _MAX_PAUSE_SECONDS = 2.0, 30.0
-"""Shortest and longest pause before a lost or killed SuperNode is started again.
-
-A SuperNode that ended within `_STABLE_SECONDS` doubles the pause, up to the longest one.  Any other makes it the
-shortest.
-"""
+"""Shortest and longest pause before a lost or killed SuperNode is started again."""
 _STABLE_SECONDS = 90.0
+"""Seconds after which the end of a SuperNode makes the pause the shortest.  An earlier end doubles it."""
 _POLL_SECONDS = 0.5  # seconds between two checks of the parts
 _END_SECONDS = 20.0
-"""Seconds that a part has to end.  Flower forces its own exit after 5, and the systemd unit kills after 60."""
+"""Seconds that a part has to end, more than the 5 after which Flower forces its own exit."""
 _OUTAGE_SECONDS = 40.0  # seconds without an answer of the SuperLink, which gets a heartbeat every 10 seconds
 
 
 def supernode_command(superlink: str, silo: int, guard: Path, keys: Path, *options: str) -> list[str]:
-    """Return the command that runs the SuperNode of silo `silo`.  `keys` has ca.crt and node.key."""
+    """Return the command that runs the SuperNode of silo `silo`, with the folder `keys`."""
     return [
         *(script_path("fedpriv"), "supernode", "--superlink", superlink, "--silo", str(silo)),
         *("--guard", str(guard), "--keys", str(keys), *options),
@@ -243,8 +240,7 @@ def keep_running(run_once: Callable[[], tuple[str, int]], monitor: SupernodeMoni
     """Run a node, and start it again without limit if it lost its SuperLink or was killed.
 
     A SuperNode that ended with code 0 or `LOST_EXIT_CODE` counts as one that lost its SuperLink, and one with a
-    negative code (minus the number of a signal) as killed.  Short runs double the pause before the next start, up
-    to a limit.
+    negative code (minus the number of a signal) as killed.
 
     Args:
         run_once: Function that runs the parts of the node, and returns the name and the exit code of the part that
@@ -275,11 +271,10 @@ def keep_running(run_once: Callable[[], tuple[str, int]], monitor: SupernodeMoni
 def _run_apps(options: Sequence[str], folder: Path, monitor: SupernodeMonitor) -> tuple[str, int]:
     """Run Flower's SuperNode and an executor, and return the name and the exit code of the one that ended.
 
-    Each start looks for a free port, because another process may take one before the SuperNode listens on it.  A
-    SuperNode that no signal ended gets code 0, which stands for a lost SuperLink, because Flower's exit codes do
+    A SuperNode that no signal ended gets code 0, which stands for a lost SuperLink, because Flower's exit codes do
     not distinguish it from other ends.
     """
-    port = free_port()
+    port = free_port()  # of this start, since another process may take it before the SuperNode listens
     commands = {
         EXECUTOR: executor_command(f"127.0.0.1:{port}", folder, CLIENTAPP),
         SUPERNODE: [script_path("flower-supernode"), *options, f"--port={port}"],

@@ -2,9 +2,7 @@
 
 A route is a path of the SuperLink with the types of its request and its answer.  A bundle is the packed files of a
 Flower app, which a run is started with.  A follower of a run is a command that asks for the run's status until it
-ends.
-
-Modules of Flower are imported where they are needed, since that takes seconds.
+ends.  Modules of Flower are imported in functions, since that takes seconds.
 """
 
 import hashlib
@@ -94,10 +92,7 @@ class UnreachableError(RunError):
 
 
 class LostRunError(RunError):
-    """Loss of a run by the SuperLink, for example in a restart.
-
-    A run of a deployment that is submitted again continues from the server's journal.
-    """
+    """Loss of a run by the SuperLink, for example in a restart."""
 
 
 @dataclass(frozen=True)
@@ -131,9 +126,7 @@ class ControlClient:
     root_certificates: Path | None = None
 
     def start_run(self, pyproject: str, out: str, simulation: Mapping[str, int] | None = None) -> int:
-        """Submit an app that consists of a pyproject.toml alone, and return the run's id.
-
-        Silos and server run fedpriv as installed, so that no code is sent.
+        """Submit an app that is a pyproject.toml alone, and so sends no code, and return the run's id.
 
         Args:
             pyproject: Text of the file.

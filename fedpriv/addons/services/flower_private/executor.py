@@ -9,7 +9,7 @@ A task is the server, the simulation or a client app of a run.  By its token, a 
 Runtime API which task it runs.  Heartbeats tell Flower that the process is alive.
 
 A trial is a process that loads what a run's server loads, and asks the Runtime API over a connection of its own.
-A machine on which a process cannot start, load its modules or be answered is mostly noticed before a run is.
+It shows before a run whether processes of this machine can start, load their modules and be answered.
 """
 
 import logging
@@ -125,9 +125,9 @@ def task_command(type_: str, address: str, certificate: Path, parent: int) -> li
 
 
 def find_tasks(parent: int) -> list[psutil.Process]:
-    """Find the processes of tasks whose executor belongs to `parent`, also of an executor that was killed.
+    """Find this user's processes of tasks whose executor, which may be gone, belongs to `parent`.
 
-    Only processes of this user are found, since another user can write any command line.
+    Those of other users do not count, since anybody can write such a command line.
     """
     return [
         process
@@ -184,8 +184,7 @@ class Executor:
     def poll_trial(self) -> None:
         """Start a trial every ten minutes, and write how it ended as the heartbeat `TRIAL`.
 
-        None is started beside a task, which shows the same and needs the memory.  A trial that takes five minutes
-        is killed.
+        None is started beside a task, which needs the memory.  A trial that takes five minutes is killed.
         """
         age = time.monotonic() - self._trial_start
         if self.trial is None and age > _TRIAL_SECONDS and not self.tasks:
@@ -202,8 +201,8 @@ class Executor:
     def poll(self) -> None:
         """Start the next task, if there is one, and look after the processes of all tasks.
 
-        Tasks that may still be starting get heartbeats, which go to Flower.  Tasks that failed are reported.  The
-        executor's own heartbeat, by which its service counts as healthy, is written after every answer that is no
+        Flower gets heartbeats of tasks that may still be starting, and reports of tasks that failed.  The
+        executor's own heartbeat, on which the health of its service depends, is written after an answer that is no
         refusal.
         """
         try:
@@ -211,7 +210,7 @@ class Executor:
                 ACQUIRE_TASK, ACQUIRE_TASK.request_type(supported_task_types=self._types)
             )
         except httpx.HTTPError as error:
-            # No heartbeat is written, because a service whose executor gets no answers is unhealthy.
+            # No heartbeat: a service whose executor gets no answers is unhealthy.
             _log.debug("no answer: %s", sanitize_line(str(error)))
         else:
             write_heartbeat(EXECUTOR)
@@ -247,11 +246,7 @@ def _signed_headers(signer: SuperExecAuthHttpInterceptor, request: Any) -> Mappi
 def main(address: str, folder: str, parent: str, *types: str) -> NoReturn:
     """Start tasks, and end them when the parent process has ended or SIGTERM or SIGINT comes.
 
-    Args:
-        address: Address of the Runtime API.
-        folder: Folder with the API's certificate and the executor's secret.
-        parent: Id of the process to which the executor belongs.
-        *types: Types of tasks to run.
+    The arguments are those of the module's command line.
     """
     configure_service_logging()
     exit_on_signals()

@@ -130,8 +130,7 @@ class Front:
 
         Args:
             app: App of the SuperLink.
-            long_polling: Whether to handle all events of the module's table.  Without it only replies in another
-                node's name are refused.
+            long_polling: Whether to handle the whole of the module's table, or only its first event.
         """
         self.app = app
         self._waiting_events: defaultdict[int, set[asyncio.Event]] = defaultdict(set)
@@ -145,7 +144,7 @@ class Front:
             (SERVER_PUSH_MESSAGES, self._on_server_push),
             (SERVER_PUSH_OBJECT, self._on_object_push),
         ]
-        # Only the first handler refuses senders; the others save time.
+        # Only the first handler protects; the others save time, and objects whose answer was lost.
         self._handlers = {route.path: (route, handle) for route, handle in handlers[: None if long_polling else 1]}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -170,8 +169,7 @@ class Front:
     async def _on_server_pull(self, request: Any, exchange: Exchange) -> Response:
         """Hold a server's request for replies, and leave out the queries whose replies miss objects.
 
-        Flower would let the whole request wait for the missing objects.  A request without a query is not held.  A
-        query whose reply was given out is forgotten.
+        Flower would let the whole request wait for the missing objects.  A request without a query is not held.
         """
 
         def finished_only() -> bytes:
@@ -238,9 +236,9 @@ class Front:
     async def _on_silo_push(self, request: Any, exchange: Exchange) -> Response:
         """Forward the announcement of a reply, or refuse one in another node's name.
 
-        The server is woken when the reply is complete.  A node whose answer was lost announces its reply again.
-        Such a repetition is answered here with the names of the missing objects, because Flower would want none of
-        them.  A request with several replies, or none, is forwarded unchanged.
+        The server is woken when the reply is complete.  A node that lost the answer announces its reply again, and
+        is answered here with the names of the missing objects, because Flower would want none of them.  A request
+        with several replies, or none, is forwarded unchanged.
         """
         node, replies = request.node.node_id, [message.metadata for message in request.messages_list]
         if any(reply.src_node_id != node for reply in replies):

@@ -4,7 +4,7 @@ A row is a Python name with the parameters, attributes or value that are used, o
 with the fields of its request and answer.  `check_names` refuses a Flower that differs from a row, unless the row
 only gains speed.
 
-docs/flower-releases.md tells maintainers how to proceed after a release of Flower.
+docs/flower-releases.md says how to proceed after a release of Flower.
 """
 
 import functools
@@ -278,7 +278,7 @@ NAMES = (
 
 
 def find_faults(rows: Iterable[PythonName | Route]) -> list[str]:
-    """Return a difference of the installed Flower from each of these rows that it differs from."""
+    """Return one difference of the installed Flower for each of these rows from which it differs."""
     return [fault for row in rows if (fault := row.find_fault()) is not None]
 
 

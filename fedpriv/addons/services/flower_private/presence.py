@@ -67,8 +67,8 @@ class Presence:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Forward a request to the app, and record the follower of a run or the silo that sent it.
 
-        A follower is recorded by the run in its header.  A silo is recorded by its registered key if the app
-        admits the request (200), or refuses it (401) because of the silo's clock.
+        A silo is recorded by its registered key if the app admits the request (200), or refuses it (401) because
+        of the silo's clock.
         """
         headers = (
             Headers(scope=scope) if scope["type"] == "http" else Headers()
@@ -117,7 +117,7 @@ class Presence:
             self._followed_runs = dict([*other_runs, (run, time.time())][-_MAX_RUNS:])
 
     def metrics(self) -> list[ServiceMetric]:
-        """Return metrics of each silo by its number, whether it ever connected or not, for Prometheus."""
+        """Return metrics of each silo by its number, also of one that never connected, for Prometheus."""
         return [
             ServiceMetric(f"fedpriv_superlink_silo_{name}", help_text, silo.get(key, 0.0), {"silo": number})
             for name, help_text, key in (
@@ -166,7 +166,7 @@ class Presence:
             signature = b64decode(headers[FLEET_HTTP_SIGNATURE_HEADER], validate=True)
             public_key.verify(signature, timestamp.encode(), ec.ECDSA(hashes.SHA256()))
             silo.update(refused=arrival_time, ahead=ahead)
-        # The file has the refused silos, so that it changes if this silo becomes one of them or ceases to be one.
+        # The file has the refused silos, of which this one may have become or ceased to be one.
         if was_refused != ("refused" in silo):
             self._write_refusals()
 
@@ -281,9 +281,8 @@ class RunHistory:
     def update(self, runs: Iterable[Any]) -> None:
         """Record these runs, as Flower lists them, log their changes, and update the file.
 
-        The file is written if the runs differ from those written last, or if it is gone.  Runs that were recorded
-        as over are not logged again.  Flower's details of runs are not written.  After a failure to write, such as
-        by a full disk, the next call tries again.
+        Runs that were recorded as over are not logged again.  The file, which lacks Flower's details, is written
+        if the runs differ from those written last, or if it is gone.
         """
         current_runs, now = [_run_data(run) for run in runs], time.monotonic()
         for data in current_runs:
@@ -306,9 +305,7 @@ class RunHistory:
     def _log_changes(self, data: Mapping[str, Any], now: float) -> None:
         """Log a run's start and end, changes of the silos that it waits for, and rounds once a minute at most.
 
-        Args:
-            data: The run, from `_run_data`.
-            now: Time on the monotonic clock.
+        `data` is from `_run_data`, and `now` the time on the monotonic clock.
         """
         run, status, report = data["run"], RunStatus(data["state"]), read_report(data["folder"])
         last_report, last_time = self._reports.get(run, (RunReport(), 0.0))

@@ -10,7 +10,7 @@ the SuperLink with the types of its request and its answer, and a bundle is the 
 was started with.
 
 The node runs no code that the SuperLink sends: a run whose bundle names another app gets an error reply.  A node
-that loses its SuperLink exits with LOST_EXIT_CODE, and its supervisor starts it again.
+that loses its SuperLink exits with LOST_EXIT_CODE.
 """
 
 import email.utils
@@ -251,11 +251,7 @@ class SiloNode:
                 _log.warning("a message is left unanswered, since it is no query: %s", sanitize_line(str(error)))
 
     def _answer(self, run: int, tree: Any) -> None:
-        """Fetch a query by its tree of object ids, send the app's reply, and confirm the query.
-
-        Args:
-            run: Id of the run.
-            tree: Tree of Flower's object ids, whose root is the query.
+        """Fetch a run's query by its tree of object ids, send the app's reply, and confirm the query.
 
         Raises:
             ValueError, TypeError, LookupError, AttributeError, DecodeError: The objects do not come, or are no
@@ -410,13 +406,7 @@ def main(superlink: str, silo: str, guard: str, keys: str) -> None:
     """Connect the node, and answer queries until the process is asked to end or the SuperLink is lost.
 
     The process also ends if its parent does.  The node's id is written to a file beside the heartbeats, so that
-    the successor of a killed process can disconnect it.
-
-    Args:
-        superlink: Address of the SuperLink.
-        silo: Number of the silo.
-        guard: Socket of the silo's guard.
-        keys: Folder with ca.crt and node.key, or "-" for no TLS.
+    the successor of a killed process can disconnect it.  The arguments are those of the module's command line.
     """
     configure_service_logging(silo=int(silo))
     exit_on_signals()
