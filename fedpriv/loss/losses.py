@@ -96,7 +96,7 @@ def concordance(outputs: Tensor, labels: Tensor) -> Tensor:
         labels: Labels (n,), integers 0 … 2K that `decode_labels` decodes.
 
     Returns:
-        The index of each model, (...), or 0 if there are no pairs.
+        The index of each model, (...), 0 if there are no pairs, or NaN if one of its outputs is NaN.
     """
     bins = outputs.shape[-1]
     (survived_counts, is_observed), survival = decode_labels(labels, bins), survival_curve(outputs)
@@ -113,7 +113,7 @@ def concordance(outputs: Tensor, labels: Tensor) -> Tensor:
         )
         wins = wins + (int(survives.sum()) - (below_counts + up_to_counts) / 2.0).sum(-1)
         pair_count += bin_pairs
-    return (wins / max(1, pair_count)).to(outputs.dtype)
+    return (wins / max(1, pair_count)).to(outputs.dtype).where(~outputs.isnan().any(-1).any(-1), torch.nan)
 
 
 def integrated_brier(outputs: Tensor, labels: Tensor) -> Tensor:
