@@ -453,10 +453,8 @@ class RecordBlock:
         self._computed: dict[Hashable, Sequence[Any]] = {}
 
     def split_rounds(self) -> Iterator[BlockRecords]:
-        """Yield the records of each round, repeated for every replicate, (replicates, B, …).
-
-        The repetition is a view of the same memory.
-        """
+        """Yield the records of each round, repeated for the replicates in a view, (replicates, B, …)."""
+        # By round, features and labels as (B, …), and as (replicates, B, …).
         shared_rounds = zip(*(column.unbind() for column in self._records), strict=True)
         expanded = zip(
             *(

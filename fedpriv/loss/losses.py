@@ -478,7 +478,7 @@ class FunctionLoss(Unjudged):
     def _map_records(
         self, record_function: Callable[[Tensor, Tensor], Tensor], outputs: Tensor, labels: Tensor
     ) -> Tensor:
-        leading = outputs.dim() - self.output_axes
+        leading = outputs.dim() - self.output_axes  # axes before those of one record's outputs, each with a vmap
         batch_function = record_function
         for _ in range(leading):
             batch_function = vmap(batch_function)

@@ -391,7 +391,8 @@ class Participation(Protocol):
             delta: δ at which ε is compared.
 
         Raises:
-            InputError: The sums cannot be accounted for, or no noise reaches the target.
+            InputError: The sums cannot be accounted for, no noise reaches the target, or a number is out of its
+                range.
         """
         ...
 

@@ -194,7 +194,8 @@ class SecretOrder(PlainDataclass):
             delta: δ at which ε is compared.
 
         Raises:
-            InputError: The sums cannot be accounted for, or no noise that is tried is enough.
+            InputError: The sums cannot be accounted for, no noise that is tried is enough, or a number is out of
+                its range.
         """
         return (1.0 - 1e-12) / self._calibrate_sums(sums, epsilon_of(mu, delta), delta).noise_multiplier
 
