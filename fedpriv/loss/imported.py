@@ -300,7 +300,7 @@ def check_per_record(module: nn.Module, features: int, name: str, inputs: Sequen
         if not is_same or not torch.allclose(outputs, single_outputs, rtol=1e-3, atol=1e-3, equal_nan=True):
             raise InputError(
                 f"{_describe_module(name)}: a record's outputs change with the other records of its batch, or "
-                "from call to call; models here look at one record (model.group_norm = true replaces BatchNorm)"
+                "from call to call; they have to follow from the record alone"
             )
 
 

@@ -501,7 +501,7 @@ def find_model(name: str) -> Model:
         name: Name of the model in scenarios, or "package.module:Name".
 
     Raises:
-        InputError: There is no such row, or the add-on or an extension cannot be loaded.
+        InputError: There is no such row, its add-on is not installed, or an extension cannot be imported.
     """
     if is_import_path(name):
         return make_imported_model(name)
