@@ -242,8 +242,8 @@ def _describe_needed_outputs(layout: FeatureLayout, choice: LossChoice, classes:
     suffix = f" for each of its labels {layout.label_shape}" if layout.label_shape else ""
     if classes and choice.name == "cross-entropy":
         return (
-            f": an output for each of {classes} classes{suffix}, since labels are 0 … {classes - 1} (labels that "
-            "begin with 1 are labels - 1 here)"
+            f": an output for each of {classes} classes{suffix}, since labels are 0 … {classes - 1} (give "
+            "labels - 1 if they begin with 1)"
         )
     return (
         f": the outputs of the loss {choice.name!r}{suffix}, for labels 0 … {classes - 1}"
