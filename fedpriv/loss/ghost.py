@@ -574,7 +574,7 @@ class GhostObjective(ModuleObjective):
                 )
         for name, shape in self.shapes.items():
             gradients = [traced.materialized[name] for traced in passes if name in traced.materialized]
-            if name in passes[0].terms:
+            if name in passes[0].terms:  # made at once, in a single pass
                 yield name, passes[0].terms[name]
             elif name in uses:
                 yield name, make_weight_terms(uses[name], shape)

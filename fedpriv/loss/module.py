@@ -81,12 +81,17 @@ class ModuleObjective(BaseModuleObjective):
     Guarantee: each record passes through the module alone, in a batch of one, so its gradient and its outputs
     depend on no other record but for rounding, whatever the module's code does with a batch.  A record on which
     the module or the loss raises a RuntimeError, IndexError or ValueError adds nothing and counts as clipped, and
-    no other record is touched.  `increment` and `per_record` raise such an error if it occurs at one point on all
-    records that are computed at a time, on zeros in place of a record, or on a batch but on none of its records,
-    and any other error on one record.  For several records, such an error of the whole batch whose message
-    contains "random" counts as a refusal of random numbers, and becomes an InputError.  Every call has buffers of
-    its own (`FunctionalModule`); beside these buffers the code is trusted to keep nothing between calls.  A
-    parameter that is not trained is a constant: it is in no query, no gradient and no norm.
+    no other record is touched, with the exceptions below.  Every call has buffers of its own (`FunctionalModule`);
+    beside these buffers the code is trusted to keep nothing between calls.  A parameter that is not trained is a
+    constant: it is in no query, no gradient and no norm.
+
+    `increment` and `per_record` raise such an error if it occurs
+
+    * at one point on all records that are computed at a time,
+    * on zeros in place of a record, or on a batch but on none of its records,
+    * on a batch of several records with "random" in its message, as an InputError.
+
+    They raise any other error that occurs on one record.
 
     Raises:
         InputError: `check_module` refuses the module.
