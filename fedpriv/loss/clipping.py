@@ -4,8 +4,8 @@ An increment is the vector that is clipped for a record: its gradient, or a comb
 points.  A batch of B records contributes the sum of its clipped increments, each times its record's weight, which
 is not negative.
 
-A clip holds in exact arithmetic, but a silo computes in floating point, at queries that its server may choose.  So
-an increment is clipped by an upper bound of the exact norm of the vector that is added up:
+A clip holds in exact arithmetic, but increments are computed in floating point, at queries that a server may
+choose.  So an increment is clipped by an upper bound of the exact norm of the vector that is added up:
 
 * A norm is enlarged by its largest relative rounding, and by the largest norm that squares may lose by underflow.
 * The rounding of the increment itself, and of its product with the factor, is added to its norm.
@@ -63,10 +63,7 @@ class Clipping(NamedTuple):
     The factor is 0 for an increment that is not representable.
     """
     representable: Tensor | None
-    """Mask of representable increments, (..., B), or None if all are known to be representable.
-
-    Increments that are not come from hostile queries or records, and from training that diverges.
-    """
+    """Mask of representable increments, (..., B), or None if all are known to be representable."""
     clipped_count: Tensor
     """Number of records of weight above 0 that were clipped or not representable, (...)."""
     is_clipped: Tensor | None
@@ -181,9 +178,9 @@ def clipping_if_certain(
         clip: Clip norm, a number or a tensor that is broadcast to (..., B).
 
     Returns:
-        The clipping, or None if the cheap bound is above the clip, or an increment might not be representable.  It
-        is None, too, for a clip that is no float, on another device than the CPU, and for no value or more than
-        1024 values of output gradients.
+        The clipping, or None if the cheap bound is NaN or above the clip, or an increment might not be
+        representable.  It is None, too, for a clip that is no float, on another device than the CPU, and for no
+        value or more than 1024 values of output gradients.
     """
     if (
         not isinstance(clip, float)

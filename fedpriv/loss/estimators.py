@@ -30,7 +30,7 @@ class SplitClipping(NamedTuple):
     """Clips of the second and third part of an increment whose three parts are clipped separately.
 
     The first part is a gradient at the query with which the epoch starts, and its clip is `Round.clip`.  The
-    others are differences of gradients (see `SplitGradient`, and fedpriv/rounds/floats.py for the recursion).
+    others are differences of gradients (`SplitGradient`).
     """
 
     rounds_per_epoch: int
@@ -47,10 +47,7 @@ class SplitClipping(NamedTuple):
 
 
 class LocalRound(NamedTuple):
-    """Local steps: a round in which each silo continues from the point to which its own releases have led.
-
-    See fedpriv/rounds/round.py.
-    """
+    """Local steps: a round in which each silo continues from the point to which its own releases have led."""
 
     step: Scalar
     """Length of a step."""
@@ -59,7 +56,7 @@ class LocalRound(NamedTuple):
 
 
 class Round(NamedTuple):
-    """The public record of round t, read alike by silo, server and accountant.
+    """Public record of round t.
 
     A silo averages its records' increments, each clipped to norm `clip`.  An increment is the sum over k of
     `coefficients[k]` times the gradient at the query of round t - k.  For a silo that missed the rounds before,
@@ -140,10 +137,7 @@ class Weights(Protocol):
 
 @dataclass(frozen=True)
 class LinearWeights:
-    """Weights α_t = t with α_{1:t} = t(t+1)/2 (Reshef & Levy 2024, section 4).
-
-    Choquette-Choo et al. count from 0: their η_{t-1} is α_t here.
-    """
+    """Weights α_t = t with α_{1:t} = t(t+1)/2 (Reshef & Levy 2024, section 4)."""
 
     def weight(self, t: int) -> float:
         return float(t)
@@ -173,7 +167,7 @@ def _power_totals(power: int, bits: int) -> NDArray[np.float64]:
 
 
 class Estimator(Protocol):
-    """Coefficients, decay, clip and scale of every round, all public and fixed before round 1."""
+    """Coefficients, decay, clip and scale of every round, which are public and fixed before round 1."""
 
     @property
     def decay(self) -> float:
@@ -200,7 +194,7 @@ class Estimator(Protocol):
         ...
 
     def round(self, t: int) -> Round:
-        """Return the public record of round t."""
+        """Return the public record of round t, from 1."""
         ...
 
     def __hash__(self) -> int: ...
@@ -208,7 +202,7 @@ class Estimator(Protocol):
 
 @lru_cache(maxsize=4)
 def make_rounds(estimator: Estimator, rounds: int) -> tuple[Round, ...]:
-    """Make the records of rounds 1 … `rounds`, cached since a plan reads each of them several times."""
+    """Make the records of rounds 1 … `rounds`, and cache them."""
     return tuple(map(estimator.round, range(1, rounds + 1)))
 
 
@@ -227,7 +221,7 @@ def max_running_sum(schedule: Participation, estimator: Estimator) -> float:
         estimator: Estimator: decays, and contributions of a record.
 
     Returns:
-        The bound in the unit of the clip, or 0 without rounds, cached for cells that differ in their noise only.
+        The bound in the unit of the clip, or 0 without rounds.
     """
     max_norm = norm = 0.0
     for round_record in make_rounds(estimator, schedule.rounds):
@@ -268,11 +262,8 @@ class RecursiveGradient:
     With weights t^k, increments grow like t^(k-1).
     """
     decay: float = 1.0
-    """Decay of the running sum q_t (`Estimator.decay`)."""
     period: int | None = None
-    """None, since the sums never restart (`Estimator.period`)."""
     memory: int = 2
-    """Number of queries that a silo remembers, this round's included."""
 
     def round(self, t: int) -> Round:
         weight, previous_weight = self.weights.weight(t), self.weights.weight(t - 1)
@@ -340,11 +331,8 @@ class PlainGradient:
     coefficient: float = field(default=1.0, metadata=SHARED)
     """Factor of the gradient in an increment."""
     decay: float = field(default=0.0, metadata=SHARED)
-    """Decay of the running sum q_t (`Estimator.decay`)."""
     period: int | None = None
-    """None, since the sums never restart (`Estimator.period`)."""
     memory: int = 1
-    """Number of queries that a silo remembers, this round's included."""
 
     def round(self, t: int) -> Round:
         return Round(t, (self.coefficient,), self.decay, self.clip, scale=1.0)
@@ -362,13 +350,10 @@ class LocalGradient:
     step: Scalar
     """Length of a step."""
     every: int
-    """Number of steps between two averages."""
+    """Number of steps from an average to the next."""
     decay: float = field(default=0.0, metadata=SHARED)
-    """Decay of the running sum q_t (`Estimator.decay`)."""
     period: int | None = None
-    """None, since the sums never restart (`Estimator.period`)."""
     memory: int = 1
-    """Number of queries that a silo remembers, this round's included."""
 
     def round(self, t: int) -> Round:
         return Round(
@@ -397,9 +382,8 @@ class VarianceReducedGradient:
     period: int
     """Number of rounds from an anchor to the next."""
     decay: float = field(default=1.0, metadata=SHARED)
-    """Decay of the running sum q_t but in anchors, which restart it (`Estimator.decay`)."""
+    """Decay of the running sum q_t but in anchors, which restart it."""
     memory: int = 2
-    """Number of queries that a silo remembers, this round's included."""
 
     def round(self, t: int) -> Round:
         return (
@@ -416,8 +400,7 @@ class SplitGradient:
     With g a record's gradient, v_q the query at which epoch q starts and x_t this round's query, three vectors are
     clipped separately: α g(v_q), α g(v_q) - α g(v_{q-1}) and α g(x_t) - α g(v_q).  The first has weight γ in a
     mixture, and the sum of the second and the mixture of one epoch before has weight 1 - γ.  In the first epoch
-    the mixture is the first vector alone.  The new mixture and the third are added to a running sum with decay =
-    1 - α (recursion in fedpriv/rounds/floats.py).
+    the mixture is the first vector alone.  The mixture and the third vector are added to a running sum (`decay`).
 
     Guarantee: gradients, their changes between epochs and since the epoch's start are clipped to norms `clip`,
     `difference_clip` and `residual_clip`, coefficient included.
@@ -436,9 +419,7 @@ class SplitGradient:
     coefficient: float = field(default=1.0, metadata=SHARED)
     """α: factor of gradients."""
     decay: float = field(default=0.0, metadata=SHARED)
-    """Decay of the running sum q_t (`Estimator.decay`)."""
     period: int | None = None
-    """None, since the sums never restart (`Estimator.period`)."""
     memory: int = 1
     """Number of queries that a silo remembers, this round's included, besides v_q and v_{q-1}."""
 

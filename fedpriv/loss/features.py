@@ -1,9 +1,8 @@
 """Features of a record by itself, and augmentation of pictures.
 
 A feature map of one record, with public constants, releases nothing: the record's increment, which is the vector
-that it adds to a sum, is clipped, whatever its features are.  Statistics of the training set, such as its mean
-image, would cost privacy.  Frozen features of a pre-trained module are such a map too.  The module's
-weights are named by their SHA-256, so that silo and server have the same ones.
+that it adds to a sum, is clipped, whatever its features are.  Frozen features of a pre-trained module are such a
+map, too.
 
 `AugmentedView` computes increments on shifted and mirrored copies of each picture ("augmentation multiplicity").
 A transform of a copy is three integers: pixels down, pixels right, and 1 for a mirror.  Transforms are drawn by
@@ -56,9 +55,9 @@ IMAGES_PER_CHUNK = 512
 
 
 def pixel_features(images: NDArray[Any], dtype: torch.dtype) -> Tensor:
-    """Flatten raw records to features, with pixels divided by 255: (n, ...) -> (n, features).
+    """Flatten raw records to features, with bytes divided by 255: (n, ...) -> (n, features).
 
-    Pixels are bytes (uint8).  Values of other types are converted to `dtype`, and not divided.  Several inputs of
+    Bytes (uint8) are pixels.  Values of other types are converted to `dtype`, and not divided.  Several inputs of
     a record, which are fields of a structured array, are concatenated.
 
     Args:
@@ -70,7 +69,7 @@ def pixel_features(images: NDArray[Any], dtype: torch.dtype) -> Tensor:
             [pixel_features(np.ascontiguousarray(column), dtype) for column in split_inputs(images).values()],
             dim=1,
         )
-    # By way of one axis, since torch refuses strides that a field of one structured record keeps otherwise.
+    # By way of one axis, since torch refuses the strides of a field of a structured array.
     flat = images.reshape(-1).reshape(len(images), math.prod(images.shape[1:]))
     if flat.dtype != np.uint8:
         # torch has little arithmetic of unsigned types of more than 8 bits.
@@ -89,7 +88,7 @@ def orientation_histograms(images: NDArray[Any], dtype: torch.dtype) -> Tensor:
         dtype: Type of the features.
 
     Raises:
-        InputError: Images are not of bytes, are not gray, or have sides that are no multiples of 4.
+        InputError: Images are not bytes of shape (n, h, w), or have sides that are no multiples of 4.
     """
     if images.dtype != np.uint8 or images.ndim != 3 or images.shape[1] % CELL or images.shape[2] % CELL:
         raise InputError(
@@ -130,7 +129,7 @@ def _histograms(gray: Tensor) -> Tensor:
 def scale_to_norm(features: Tensor, norm: float, *, exactly: bool) -> Tensor:
     """Scale each row (n, f) to Euclidean norm at most `norm`, or exactly `norm`, and keep zeros.
 
-    The norm is met up to rounding, for a `norm` of 1e-15 to 1e19.  A row with a value that is not finite has NaN
+    The norm is met up to rounding, for a `norm` of 1e-15 to 1e19.  A row with a value that is not finite has a NaN
     in the result.
 
     Guarantee: a row of the result is a function of its own row, bit for bit.  The length of a row is computed from
@@ -218,12 +217,7 @@ def compute_frozen_features(
 
 
 def _zero_features(map_record: Callable[[Tensor], Tensor], record: Tensor, path: str) -> Tensor:
-    """Find the shape of features by a call on a record of zeros, and return zeros (1, features).
-
-    Args:
-        map_record: Function from a record (1, f) to features (1, features).
-        record: Record of zeros, (1, f).
-        path: Import path of the module, for error messages.
+    """Map a record of zeros (1, f) to find the number of features, and return zeros (1, features).
 
     Raises:
         InputError: The module raises on the record, or draws from torch's CPU generator.
@@ -245,12 +239,7 @@ def _zero_features(map_record: Callable[[Tensor], Tensor], record: Tensor, path:
 def _load_module(path: str, arguments: str, weights: str) -> nn.Module:
     """Build the module at `path` with the named weights, frozen and in evaluation mode.
 
-    Modules are cached, so that callers copy a module before they change it.
-
-    Args:
-        path: Import path of the module.
-        arguments: Arguments of the module as JSON.
-        weights: Digest of the file of weights, "sha256:HEX".
+    `arguments` are JSON.  The module is cached, and must not be changed.
 
     Raises:
         InputError: The module cannot be built, or the weights are missing or do not fit.
@@ -335,9 +324,9 @@ class AugmentedView(View):
 
     Guarantee: a record's copies are made of its own content and of public coins alone, which are keyed by the seed
     of the initial model, the silo, the round and the record's row index in the silo.  The copies are the same
-    whichever other records are read, so copies go with secret participation.  `copies_objective` clips the mean
-    gradient of a record's copies as a whole, so that one record moves the sum by at most its weight times one clip
-    if it is added or removed, however many copies there are.
+    whichever other records are read.  `copies_objective` clips the mean gradient of a record's copies as a whole,
+    so that one record moves the sum by at most its weight times one clip if it is added or removed, however many
+    copies there are.
     """
 
     title = "model.augment"
@@ -375,13 +364,7 @@ class AugmentedView(View):
     def increment(self, query: Query, batch: Batch, clip: Scalar) -> Increment:
         """Sum the weighted clipped increments of a batch that has the rows of the batch layout.
 
-        The gradient that is clipped for a record is the mean of the gradients of its copies.  Copies are made for
-        a chunk of records at a time, which bounds the memory.
-
-        Args:
-            query: Points (..., d), and the coefficient of the gradient at each of them.
-            batch: Records (..., B, …), one or more, and weights, (B,) or (..., B).
-            clip: Norm bound, a number or (..., 1).
+        Copies are made for a chunk of records at a time, which bounds the memory.
 
         Returns:
             The sum, (..., d), and the number of clipped records, (...).
@@ -413,11 +396,7 @@ class AugmentedView(View):
         """Yield chunks of a batch, each with the transforms of its records' copies, (..., records, copies, 3).
 
         A chunk has so few records that their copies have at most `_CHUNK_VALUES` values (more on a GPU), but one
-        record at least.
-
-        Args:
-            batch: Records (..., B, …), one or more, in the order of the batch layout, and weights, (B,) or
-                (..., B).
+        record at least.  The records of `batch` are in the order of the batch layout.
 
         Raises:
             ValueError: There is no batch layout, or it has another number of rows than the batch.
@@ -452,8 +431,8 @@ class AugmentedView(View):
     def _draw_transforms(self, slots: BatchLayout) -> NDArray[np.int64]:
         """Draw transforms: pixels down, pixels right, and 1 for a mirror.
 
-        Pixels are uniform in -shift … shift, and a mirror has probability 1/2 if copies are mirrored.  The result
-        is (B, copies, 3), or (replicates, B, copies, 3) if replicates read different rows.
+        Pixels are uniform in -shift … shift, and a mirror has probability 1/2 with `flip`, else 0.  The result is
+        (B, copies, 3), or (replicates, B, copies, 3) if replicates read different rows.
         """
         copies, shift, flip = self.augmentation.copies, self.augmentation.shift, int(self.augmentation.flip)
         choices = np.tile([2 * shift + 1, 2 * shift + 1, flip + 1], copies)
@@ -467,11 +446,7 @@ class AugmentedView(View):
     def _make_copies(self, batch: Batch, transforms: NDArray[np.int64]) -> Batch:
         """Batch of rows that hold all copies of a record, one after another, (..., B, copies · features).
 
-        Labels and weights are those of `batch`.
-
-        Args:
-            batch: Records (..., B, features) and their weights.
-            transforms: Transforms of each record's copies, (B, copies, 3) or (replicates, B, copies, 3).
+        `transforms` are (B, copies, 3) or (replicates, B, copies, 3).
         """
         (features, labels), weights = batch
         flat_rows = features.reshape(-1, *features.shape[-2:])
@@ -492,8 +467,7 @@ class AugmentedView(View):
 def apply_transforms(rows: Tensor, picture: tuple[int, int, int], transforms: Tensor, shift: int) -> Tensor:
     """Make the copies of pictures by their transforms.
 
-    A picture is moved down and right, where zeros fill the gap, and then mirrored left to right if the transform
-    says so.
+    A picture is moved down and right, where zeros fill the gap, and then mirrored left to right or not.
 
     Args:
         rows: Pictures, (B, c · h · w).
@@ -520,7 +494,7 @@ def augment_objective(
 ) -> Objective:
     """Make the objective on copies of the records, or return the objective itself without augmentation.
 
-    Of nested views only the innermost objective, that of a module, is replaced.
+    Behind views, the innermost objective is replaced.
 
     Args:
         objective: Objective of a torch module, possibly inside of views.
@@ -555,14 +529,11 @@ def augment_objective(
 
 
 def picture_shape(layout: FeatureLayout, shape: tuple[int, ...]) -> tuple[int, int, int]:
-    """Find the shape (channels, height, width) of a record.
+    """Find the shape (channels, height, width) of a record, with 1 channel for (height, width).
 
     Args:
         layout: Layout of a record's features.
         shape: Shape in which the module takes a record, or () for the shape of the layout.
-
-    Returns:
-        The shape, with 1 channel for a record of shape (height, width).
 
     Raises:
         InputError: A record is no picture, or seems to have its channels last.
@@ -587,8 +558,7 @@ def picture_shape(layout: FeatureLayout, shape: tuple[int, ...]) -> tuple[int, i
 def check_augmentation_allowed(objective: Objective, used_objective: Objective, name: str) -> None:
     """Check that an algorithm does not replace an objective with augmentation.
 
-    An algorithm's own objective, such as random smoothing, may ask for increments of other batches than the
-    round's, whose rows key the copies.
+    An algorithm's own objective may use other batches than the round's, whose rows key the copies.
 
     Args:
         objective: Objective of the model.

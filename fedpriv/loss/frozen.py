@@ -76,10 +76,7 @@ def is_inside(name: str, layer: str) -> bool:
 
 
 class FunctionalModule:
-    """Forward pass of a module as a function of its parameters and a batch of records.
-
-    The names of its tensors are read once, by the constructor.
-    """
+    """Forward pass of a module as a function of its parameters and a batch of records."""
 
     def __init__(self, module: nn.Module) -> None:
         self._module = module
@@ -116,15 +113,13 @@ class FunctionalModule:
 def run_trial(module: nn.Module, probe: Tensor) -> Tensor:
     """Run a copy of the module on an artificial record, and return its outputs.
 
-    The run must neither change nor add a buffer or a parameter, so that no record depends on the one before.
-
     Args:
         module: Module to copy, which is not changed.
         probe: A record, as a batch of one, (1, …).
 
     Raises:
-        InputError: A layer, which the message names, changes or adds a buffer or a parameter, or is a recurrent
-            one that gets a packed sequence.  Other errors of the module are passed on.
+        InputError: A layer changes or adds a buffer or a parameter, so that a record would depend on the one
+            before, or a recurrent layer gets a packed sequence.  Other errors of the module are passed on.
     """
     module_copy = copy.deepcopy(module)
     for name, layer in module_copy.named_modules():

@@ -60,8 +60,7 @@ class LayerFunction(Protocol):
     def linear_part(self, inputs: Tensor) -> Tensor:
         """Values (B, …), made of the inputs, in which the gradient by the weight is linear.
 
-        With equal output gradients, the difference of these values at two points gives the difference of the
-        gradients.  Tokens are returned as they are, although no gradient is linear in them.
+        Tokens are returned as they are, although no gradient is linear in them.
         """
         ...
 
@@ -74,13 +73,9 @@ class LayerFunction(Protocol):
         ...
 
     def working_values(self, output_gradient: Tensor, shape: Sequence[int]) -> int:
-        """Approximate number of values that are allocated to form the terms of a weight.
+        """Approximate number of values that are allocated to form the terms of a weight of this shape.
 
         Inputs and output gradients do not count.
-
-        Args:
-            output_gradient: Gradients at the outputs.
-            shape: Shape of the weight.
         """
         ...
 
@@ -372,7 +367,7 @@ def long_upper_norm(vectors: Tensor) -> Tensor:
 class PositionTerms:
     """Gradients Σ_t δ_t ⊗ a_t of a weight, stored as their factors.
 
-    The weighted sum over all records is one product of matrices, without the gradient of any record.
+    The weighted sum over all records is one product of matrices.
     """
 
     output_gradients: Tensor
@@ -406,10 +401,8 @@ class PositionTerms:
         """Upper bounds on the norms √(Σ_{s,t} ⟨δ_s, δ_t⟩ ⟨a_s, a_t⟩), (B,), in float64.
 
         Products are computed in float64, since float32 would round too coarsely.  A norm below 1e-40 may be
-        above its bound, since products of small factors underflow.
-
-        Args:
-            spread: Upper bound of Σ_t ‖δ_t‖ ‖a_t‖, (B,), to which the rounding is relative.
+        above its bound, since products of small factors underflow.  `spread` is an upper bound of Σ_t ‖δ_t‖ ‖a_t‖,
+        (B,), to which the rounding is relative.
         """
         output_gradients, inputs = self.output_gradients.double(), self.inputs.double()
         squared = ((output_gradients @ output_gradients.mT) * (inputs @ inputs.mT)).sum((-2, -1)).clamp_(min=0.0)
@@ -419,8 +412,7 @@ class PositionTerms:
     def _norm_of_gradients(self, spread: Tensor) -> Tensor:
         """Upper bounds on the norms of the gradients, (B,), which are formed for a few records at a time.
 
-        Args:
-            spread: Upper bound of Σ_t ‖δ_t‖ ‖a_t‖, (B,), to which the rounding is relative.
+        `spread` is an upper bound of Σ_t ‖δ_t‖ ‖a_t‖, (B,), to which the rounding is relative.
         """
         chunk_size = max(
             1,
@@ -471,11 +463,9 @@ class EmbeddingTerms:
     def merge_rows(cls, table_rows: Tensor, gradients: Tensor, row_count: int) -> "EmbeddingTerms":
         """Add up gradients of the same row at its first position, and leave zeros at the later ones.
 
-        Args:
-            table_rows: Row indices, (B, T).
-            gradients: Gradients of these rows, (B, T, width).
-            row_count: Number of rows of the table.
+        Row indices are (B, T), and gradients (B, T, width).
         """
+        # (B, T, T) and (B, T)
         is_same_row = table_rows.unsqueeze(2) == table_rows.unsqueeze(1)
         is_repeated = is_same_row.tril(-1).any(-1)
         return cls(

@@ -163,7 +163,7 @@ class Trace:
 
 
 class TracingMode(TorchFunctionMode):
-    """Mode in which calls of layer functions with parameters are added to `trace`."""
+    """Mode in which calls of layer functions with traced parameters are added to `trace`."""
 
     def __init__(self, trace: Trace, record_part: Tensor, count: int) -> None:
         """Trace calls inside of a vmap over `count` records.
@@ -190,15 +190,6 @@ class TracingMode(TorchFunctionMode):
         * Attention without mask and dropout, whose three tensors have equal leading axes (`_plain_attention`), is
           one call for all records, by an implementation that computes each from its own values.
         * Any other call is passed on unchanged.
-
-        Args:
-            func: Function of torch.
-            types: Types of the arguments, which are not looked at.
-            args: Positional arguments of the call.
-            kwargs: Keyword arguments of the call, or None.
-
-        Returns:
-            The result of the call for one record, inside the vmap.
         """
         settings = kwargs or {}
         if func in LAYER_FUNCTIONS and (call := LAYER_FUNCTIONS[func](*args, **settings)) is not None:
@@ -308,7 +299,7 @@ class _GhostPlan(NamedTuple):
     materialized: frozenset[str]
     """Names of the parameters whose gradients are formed by autograd, record by record."""
     values_per_record: int
-    """Approximate number of values in memory for one record at one point, for a query of several points."""
+    """Approximate number of values in memory for one record and point, for a query of several points."""
     single_point_values: int
     """Approximate number of values in memory for one record, for a query of one point."""
 
@@ -364,8 +355,7 @@ class GhostObjective(ModuleObjective):
         """Sum the weighted clipped increments of one replicate by the plan, chunk by chunk of records.
 
         `ModuleObjective` computes a single record, records of a shape without a plan, and a chunk for which
-        `_sum_increments` has no result.  The size of a chunk bounds the memory.  A replicate is one of several
-        runs that are computed side by side.
+        `_sum_increments` has no result.  A replicate is one of several runs that are computed side by side.
 
         Args:
             query: Combination of gradients, at points (d,).
@@ -405,9 +395,7 @@ class GhostObjective(ModuleObjective):
     def _find_plan(self, point: Tensor, records: Records) -> _GhostPlan | None:
         """Find the plan for the shape of these records' features, or make one for a new shape.
 
-        Args:
-            point: Any model, (d,).
-            records: Records, of which only shapes, types and device are used.
+        Of the records, only shapes, types and device are used.
 
         Returns:
             The plan, or None if the module raises a RuntimeError, IndexError or ValueError on zeros, or if no
@@ -424,18 +412,11 @@ class GhostObjective(ModuleObjective):
         return self.plans[shape]
 
     def _make_plan(self, point: Tensor, zeros: Records) -> _GhostPlan | None:
-        """Make a plan from passes of a record of zeros.
+        """Make a plan from passes of `zeros`, a batch of one record, or return None without traced gradients.
 
-        The first pass materializes no parameters.  Those that have no closed form are materialized in the next
-        pass, until there are no more of them.  The plan also estimates how many values one record takes in memory,
-        from which the size of a chunk follows.
-
-        Args:
-            point: Any model, (d,).
-            zeros: Record of zeros, as a batch of one.
-
-        Returns:
-            The plan, or None if no gradient is in a traced call.
+        The first pass materializes no parameters.  Those that turn out to have no closed form are materialized in
+        the next pass, until there are no more of them.  The plan also estimates how many values one record takes
+        in memory, from which the size of a chunk follows.
         """
         materialized: frozenset[str] = frozenset()
         # As one of several points, so that the pass returns every call and makes no terms.
@@ -479,10 +460,6 @@ class GhostObjective(ModuleObjective):
             materialized: Names of parameters whose gradients autograd forms record by record.
             is_only_point: Whether the query has no other point.  Calls that share no parameter with another call
                 then get their terms at once, so that their inputs need not be stored.
-
-        Returns:
-            The other calls with their output gradients, the terms made at once, the gradients (B, size) of the
-            materialized parameters, and the names of traced parameters that have to be materialized.
         """
         with torch.inference_mode(False), torch.enable_grad():
             # Forward pass.  A materialized parameter has a row of its own for every record, so that autograd's
@@ -511,11 +488,7 @@ class GhostObjective(ModuleObjective):
             terms: dict[str, LayerTerms] = {}
 
             def store_gradient(index: int, call: TracedCall, output_gradient: Tensor) -> None:
-                """Store a call with its gradients, or make terms of them at once.
-
-                Terms are made if the query has no other point, and neither the weight nor the bias of the call is
-                in another call.
-                """
+                """Make terms of a call's gradients at once if that is possible, or store them with the call."""
                 weight, bias = call.parameter_names
                 if is_only_point and all(
                     name is None or weights[name] + biases[name] == 1 for name in call.parameter_names
@@ -582,11 +555,8 @@ class GhostObjective(ModuleObjective):
     def _make_terms(self, passes: Sequence[_TracedPass]) -> Iterator[tuple[str, LayerTerms]]:
         """Yield the name and the terms of every parameter that the losses depend on.
 
-        The terms represent each record's gradient by the parameter, summed over all passes, which are the points
-        of a query.
-
-        Args:
-            passes: Result at each point, with the same calls and complete gradients.
+        The terms represent each record's gradient by the parameter, summed over `passes`, one for each point of a
+        query.  Passes have the same calls and complete gradients.
         """
         # Uses of each weight, and gradients of each bias, by call.
         uses: dict[str, list[ParameterUse]] = {}
@@ -604,7 +574,7 @@ class GhostObjective(ModuleObjective):
                 )
         for name, shape in self.shapes.items():
             gradients = [traced.materialized[name] for traced in passes if name in traced.materialized]
-            if name in passes[0].terms:
+            if name in passes[0].terms:  # made at once, in a single pass
                 yield name, passes[0].terms[name]
             elif name in uses:
                 yield name, make_weight_terms(uses[name], shape)

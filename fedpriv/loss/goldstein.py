@@ -13,8 +13,8 @@ coefficients c_k.  A record's increment, its contribution to the query, is Σ_k 
 and is clipped after the sum over all directions and points.
 
 Directions are keyed by a record's silo (the party that holds it) and its row index there, which the batch layout
-has.  They are drawn in windows, all or some of the directions of some records, which bounds the memory.  Leading
-axes "..." of points and records are those of replicates: runs that are computed side by side.
+has.  A window is a set of directions that are drawn at a time, which bounds the memory.  Leading axes "..." of
+points and records are those of replicates: runs that are computed side by side.
 
 `GoldsteinView` adds a metric to evaluations.  x is (r, β)-stationary for F if some convex combination of gradients
 of F at points within distance r of x has norm at most β (Goldstein 1977; Kornowski, Liu & Talwar, section 2).  The
@@ -126,14 +126,7 @@ class SeededDirections:
 
         A vector is a standard normal vector divided by its norm.  The normals of a record are one sequence of
         count · size numbers, keyed by seed, silo, round and row index.  A window takes a slice of the sequence.
-
-        Args:
-            slots: Round, silos and row indices of the batch.
-            count: Number of vectors of a record.
-            size: Number of coordinates.
-            like: Tensor that gives the type (float32, or float64 for any other) and the device.
-            window: Records and the range `first` … `last` - 1 of their vectors, or None for all vectors of all
-                records.
+        `like` gives the type (float32, or float64 for any other) and the device.
 
         Returns:
             The vectors, (B, count, size), or (records, last - first, size) with a window.  Several seeds, one for
@@ -216,13 +209,6 @@ class RandomSmoothing(View):
     def increment(self, query: Query, batch: Batch, clip: Scalar) -> Increment:
         """Sum the weighted clipped increments of a batch that has the rows of the batch layout.
 
-        Directions are drawn for some records at a time, or some directions of one record, which bounds the memory.
-
-        Args:
-            query: Combination of gradients, at points (..., d).
-            batch: Records (..., B, …) and weights, (B,) or (..., B).
-            clip: Norm bound, a number or (..., 1).
-
         Returns:
             The sum, (..., d), and the number of clipped records of weight other than 0, (...).
 
@@ -251,11 +237,7 @@ class RandomSmoothing(View):
     def per_record(self, query: Query, batch: Batch, rows: Tensor, clip: float) -> Tensor:
         """Compute the weighted clipped increment of every record, (rows, d).
 
-        Args:
-            query: Combination of gradients, at points (d,).
-            batch: Records (rows, …) and weights (rows,).
-            rows: Row indices of the records in the only silo of the batch layout, which key the directions.
-            clip: Norm bound.
+        The row indices `rows`, in the only silo of the batch layout, key the directions.
 
         Raises:
             ValueError: There are rows, and the batch layout has not just one silo.
@@ -287,11 +269,9 @@ class RandomSmoothing(View):
         return self.anchor_direction_count if points == 1 else self.direction_count
 
     def _make_windows(self, positions: Sequence[int], points: int) -> list[DirectionWindow | None]:
-        """Make windows that cover all directions of the records at `positions`, one or more at a time.
+        """Make windows that cover all directions of the records at one or more positions in the batch.
 
-        Args:
-            positions: Positions of the records in the batch, one or more.
-            points: Number of points of the query, on which the number of directions depends.
+        The number of directions depends on the number of points of the query.
         """
         count, window_size = (
             self._directions_per_point(points),
@@ -307,10 +287,6 @@ class RandomSmoothing(View):
 
         Directions are in the unit ball for estimates from gradients, and on the unit sphere for those from values.
         If they are not shared, point k has those numbered k · count … (k + 1) · count - 1 of one draw.
-
-        Args:
-            points: Points x_k of the query, (..., d) each.
-            window: Records and the range of their directions around each point, or None for all.
 
         Raises:
             ValueError: The objective has no batch layout.
@@ -340,7 +316,7 @@ class RandomSmoothing(View):
         windows: Sequence[DirectionWindow | None],
         clip: Scalar,
     ) -> Increment:
-        """Estimate each record's gradient at weight 1, summed over the windows, and clip it.
+        """Estimate each record's combination of gradients, summed over the windows, and clip it.
 
         `base` does both for estimates from gradients in one window.  Other estimates are made and clipped here.
 
@@ -488,9 +464,6 @@ def find_min_norm_point(points: Floats) -> MinNormPoint:
     Args:
         points: Points g_i, one or more, each 0 or of a norm from 1e-150 to 1e153, so that no square overflows.
 
-    Returns:
-        The point x, its norm, and the lower bound min_i ⟨g_i, x⟩/‖x‖ on the norms in the hull, or 0 if this is
-        negative or x is 0.
     """
     squared_norms = np.sum(points**2, axis=1)
     largest = float(np.max(squared_norms))
@@ -541,8 +514,8 @@ def _minimize_over_members(
     """
     while True:
         vectors = points[members]
-        # A number that is added to all products does not change `target`, and keeps the matrix regular if a
-        # combination of the points is 0.
+        # Adding a number to all products does not change `target`, and keeps the matrix regular if a combination
+        # of the points is 0.
         solution = np.linalg.solve(vectors @ vectors.T + largest, np.ones(len(members)))
         target = solution / solution.sum()
         if np.all(target > _SMALL):
@@ -591,8 +564,7 @@ def measure_objective(
     """
 
     def gradients(points: Floats) -> Floats:
-        # A block of points is evaluated at a time, so that few copies of the features exist.  A linear objective
-        # makes copies, too, with a penalty and for gradients that are not representable.
+        # A block of points is evaluated at a time, so that few copies of the features exist.
         block = max(1, _BLOCK_VALUES // (len(records.labels) * max(1, records.features[0].numel())))
         parts = torch.split(torch.from_numpy(points).to(point), block)
         mean_gradients = torch.cat([compute_mean_gradients(objective, part, records) for part in parts])

@@ -1,12 +1,11 @@
 """Torch modules by import path, "package.module:Name", and their weights by SHA-256.
 
-A module is tested by running it (`check_outputs`): it has to map one record to as many outputs as needed, and no
-record's outputs may depend on other records.  `make_trained_model` makes a torch module with the parameters of a
-trained model.  The initial model of a run is called x_1.  A view is an objective that wraps another one, its
+A module is tested by running it (`check_outputs`): it has to map one record to as many outputs as needed, and a
+record's outputs must not depend on other records.  `make_trained_model` makes a torch module with the parameters
+of a trained model.  The initial model of a run is called x_1.  A view is an objective that wraps another one, its
 `base`.
 
-A scenario names a file of weights by its digest and not by a path, so all parties have the same values.  The file
-is looked for in $FEDPRIV_WEIGHTS (or fedpriv/weights in the user's cache folder) as HEX.pt.
+A file of weights is named by its digest and not by a path, so that all parties have the same values.
 """
 
 import copy
@@ -83,7 +82,7 @@ def build_module(path: str, key: str, positional: tuple[int, ...], arguments: di
     Args:
         path: Import path, "package.module:Name".
         key: Key of the scenario, for error messages.
-        positional: Positional arguments, such as the numbers of features and outputs.
+        positional: Positional arguments.
         arguments: Keyword arguments.
 
     Raises:
@@ -157,10 +156,7 @@ def check_record_shape(record: tuple[int, ...], flat: tuple[int, ...], name: str
 
 
 GIVEN_PREFIX = "module-"
-"""Prefix of the names of modules that a program passed as objects.
-
-Error messages about a module leave such a name out (`_describe_module`).
-"""
+"""Prefix of the names of modules that a program passed as objects."""
 
 
 def check_outputs(
@@ -220,7 +216,7 @@ def check_outputs(
 
 
 def _describe_module(name: str) -> str:
-    """Name a module by the scenario's key, or as the argument that a program passed."""
+    """Name a module in a message, by the scenario's key or as the argument that a program passed."""
     return "model: the module" if name.startswith(GIVEN_PREFIX) else f"model.name = {name!r}"
 
 
@@ -230,14 +226,8 @@ def _make_probes(
     """Random records (`_PROBE_RECORDS`, features) for tests of a module.
 
     Numbers are standard normal, and truth values are random.  Tokens are indices of rows of the module's smallest
-    embedding, or 0 and 1 if it has none.
-
-    Args:
-        module: Module to test.
-        features: Number of values of a record without `inputs`, which are then numbers.
-        inputs: Layout of each input, whose values are concatenated.
-        dtype: Type of the records.
-        generator: Generator of the random numbers.
+    embedding, or 0 and 1 if it has none.  The values of all `inputs` are concatenated.  Without `inputs` a record
+    has `features` numbers.
     """
 
     def draw_values(size: int, limits: int | None) -> Tensor:
@@ -268,8 +258,8 @@ def check_per_record(module: nn.Module, features: int, name: str, inputs: Sequen
     itself.  This is checked at the module's own parameters, and at these plus normal random numbers, unless values
     overflow there.
 
-    Increments are computed of each record alone, so that a dependence would not break their guarantee.  But a
-    batch of records would have other outputs than in training.
+    Increments are computed of each record alone, whatever the module does with a batch.  But a batch of records
+    would have other outputs than in training.
 
     Args:
         module: Module to check.
@@ -310,7 +300,7 @@ def check_per_record(module: nn.Module, features: int, name: str, inputs: Sequen
         if not is_same or not torch.allclose(outputs, single_outputs, rtol=1e-3, atol=1e-3, equal_nan=True):
             raise InputError(
                 f"{_describe_module(name)}: a record's outputs change with the other records of its batch, or "
-                "from call to call; models here look at one record (model.group_norm = true replaces BatchNorm)"
+                "from call to call; they have to follow from the record alone"
             )
 
 
@@ -352,8 +342,8 @@ class TrainedModel:
 def make_trained_model(objective: Objective, vector: NDArray[Any]) -> TrainedModel:
     """Make the torch model with flat parameters `vector`.
 
-    The model of a torch module is a copy with these parameters.  Softmax regression becomes a Linear layer with a
-    bias, since its last feature is a constant 1, and a loss of one linear score a Linear layer without bias.
+    The model of a torch module is a copy with these parameters.  Softmax regression, whose last feature is a
+    constant 1, becomes a Linear layer with a bias, and a loss of one linear score one without bias.
 
     Args:
         objective: Objective that was trained, possibly behind views.
@@ -389,8 +379,7 @@ def make_trained_model(objective: Objective, vector: NDArray[Any]) -> TrainedMod
 def parameter_shapes(objective: Objective) -> list[tuple[int, ...]]:
     """Return the shapes of the arrays that make up the flat parameters (d,), in order.
 
-    Those of a torch module are in the order of its `state_dict`, without buffers, frozen parameters and further
-    names of a parameter.  Any other objective has one array (d,).
+    The arrays of a torch module are its `trainable_parameters`.  Any other objective has one array (d,).
     """
     innermost = find_innermost_objective(objective)
     return (
@@ -525,8 +514,6 @@ class InitializedView(RecordView):
 
 def load_constants(module: nn.Module, weights: str | None, path: str) -> frozenset[str]:
     """Load a file of weights into the module, and return the names of trainable parameters that it lacks.
-
-    Such parameters are those of a new head, for example, or those that `lora` adds.
 
     Guarantee: every frozen parameter and, with a digest, every buffer of a state_dict has the values of the named
     digest.  A frozen parameter or, with a digest, a buffer of the state_dict without values in the file raises

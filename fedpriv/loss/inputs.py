@@ -83,7 +83,7 @@ def wrap_module(module: nn.Module, inputs: Sequence[InputLayout], record: tuple[
     Returns:
         A module that takes flat rows (B, width), with the values of all inputs of a record side by side.  It gives
         the inputs their shapes, and makes integers of tokens and, of several inputs, truth values of masks.
-        A single flat input other than tokens needs no layer, and `module` itself is returned.
+        For a single flat input other than tokens it is `module` itself.
     """
     if len(inputs) > 1:
         return InputSplitter(module, inputs)
@@ -130,7 +130,7 @@ class LabelledView(RecordView):
     def has_accuracy(self) -> bool:
         """Whether the loss judges predictions as right or wrong.
 
-        A user's function does not, nor do the losses that extend `Unjudged`.
+        The losses that extend `Unjudged` do not, a user's function included.
         """
         return not isinstance(
             getattr(loss := _find_module_objective(self.base).loss, "base", loss),  # the loss of one label
@@ -228,8 +228,7 @@ def make_layout_objective(
     # A module on the meta device cannot be run, so that the shape of its outputs is not known.
     if isinstance(loss, FunctionLoss) and not any(parameter.is_meta for parameter in wrapped.parameters()):
         loss = _check_loss_function(replace(loss, output_axes=len(output_shape)), output_shape, classes, dtype)
-    # Outputs of several axes have no closed forms: their gradients are all by autograd.  A user's function is
-    # differentiated together with the module, whose layers are traced if the outputs have one axis.
+    # Closed forms and traces take outputs of one axis.  A user's function is differentiated with the module.
     if isinstance(loss, FunctionLoss) or (needed_shape is not None and len(needed_shape) > 1):
         base: Objective = (GhostObjective if len(output_shape) == 1 else ModuleObjective)(
             wrapped, loss, seed, dtype
@@ -243,8 +242,8 @@ def _describe_needed_outputs(layout: FeatureLayout, choice: LossChoice, classes:
     suffix = f" for each of its labels {layout.label_shape}" if layout.label_shape else ""
     if classes and choice.name == "cross-entropy":
         return (
-            f": an output for each of {classes} classes{suffix}, since labels are 0 … {classes - 1} (labels that "
-            "begin with 1 are labels - 1 here)"
+            f": an output for each of {classes} classes{suffix}, since labels are 0 … {classes - 1} (give "
+            "labels - 1 if they begin with 1)"
         )
     return (
         f": the outputs of the loss {choice.name!r}{suffix}, for labels 0 … {classes - 1}"
@@ -255,15 +254,9 @@ def _describe_needed_outputs(layout: FeatureLayout, choice: LossChoice, classes:
 
 
 def _check_loss_function(loss: FunctionLoss, outputs: tuple[int, ...], classes: int, dtype: torch.dtype) -> Loss:
-    """Check that the function maps outputs and label of one record to one number, and return the loss.
+    """Check that the function maps outputs and label of zeros to one number, and return the loss.
 
-    The function is called on zeros, in the shape of one record's outputs and label.
-
-    Args:
-        loss: Loss by the function.
-        outputs: Shape of one record's outputs.
-        classes: Number of classes, or 0 if labels are numbers.
-        dtype: Type of outputs, and of labels that are numbers.
+    `outputs` is the shape of one record's outputs, and `classes` is 0 if labels are numbers.
 
     Raises:
         InputError: The function fails, or returns anything but a tensor of shape ().

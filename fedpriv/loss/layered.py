@@ -8,11 +8,9 @@ a convolution the products are summed over positions, too.  This part is compute
     (Σ_k c_k δ_k) ⊗ a_0 + Σ_{k≥1} c_k δ_k ⊗ (a_k - a_0),
 
 whose terms are usually about as small as the increment itself if the points are close.  The terms c_k δ_k ⊗ a_k
-may be much larger than their sum, so that its norm, computed from their inner products, could lose all digits to
-cancellation in float32.  A norm that is too small breaks the clip.
+may be much larger than their sum, so that the norm of the sum would be dominated by their rounding.
 
 A block is a layer with parameters, and the layers without parameters after it, up to the next block or the end.
-Layers without parameters before the first block come first.
 
 `make_module_objective` chooses the objective of a module: `LayeredObjective` if `LayeredObjective.from_module` can
 make one, and `GhostObjective` (ghost.py) otherwise.
@@ -102,9 +100,9 @@ class LayeredObjective(BaseModuleObjective):
             dtype: Type of the parameters.
 
         Returns:
-            The objective, or None if the module is no nn.Sequential itself, has a forward hook or an instance with
-            a `forward` of its own, has a layer without a closed form or one that does not keep the axis of
-            records, or has a parameter that is frozen or used more than once.
+            The objective, or None if the module is no nn.Sequential itself, has a forward hook or a `forward` set
+            on an instance, has a layer without a closed form or one that does not keep the axis of records, or has
+            a parameter that is frozen or used more than once.
 
         Raises:
             InputError: The module cannot be trained (`check_module`).  Errors of a layer on zeros are passed on.
@@ -152,10 +150,7 @@ class LayeredObjective(BaseModuleObjective):
     def increment(self, query: Query, batch: Batch, clip: Scalar) -> Increment:
         """Sum the weighted clipped increments of a batch, in chunks of records to bound the memory.
 
-        Args:
-            query: Combination of gradients, at points (..., d), whose leading axes are models.
-            batch: Records (..., B, …) and weights, (..., B) or (B,).
-            clip: Norm bound, a number or (..., 1).
+        Leading axes of points (..., d) and records (..., B, …) are models.
 
         Returns:
             The sum, (..., d), and the number of clipped records, (...).
@@ -189,12 +184,7 @@ class LayeredObjective(BaseModuleObjective):
         return torch.cat([part for term in terms for part in term.per_record(clipped.factor)], dim=-1)
 
     def gradient(self, point: Tensor, batch: Batch) -> Tensor:
-        """Sum weighted gradients without clipping, (..., d), in chunks of the last axis of models.
-
-        Args:
-            point: Models, (..., d).
-            batch: Records (..., B, …), with the leading axes of `point`, and weights, (..., B) or (B,).
-        """
+        """Sum weighted gradients without clipping, (..., d), in chunks of the last axis of models."""
         if point.dim() == 1:
             return self._sum_gradients(point, batch)
         records, weights = batch
@@ -238,10 +228,6 @@ class LayeredObjective(BaseModuleObjective):
         With output gradients δ_k (coefficient included) and inputs a_k at point k, the terms of a layer are
         (Σ_k δ_k) ⊗ a_0 and δ_k ⊗ (a_k - a_0) for k ≥ 1.  The first layer has only the first of these terms, since
         its inputs are the same at every point.
-
-        Args:
-            query: Points (..., d) and coefficients.
-            records: Records, (..., B, …) or (B, …).
         """
         points = [unflatten_point(self.shapes, point) for point in query.points]
         first_inputs = self._first_inputs(records.features)
@@ -275,13 +261,7 @@ class LayeredObjective(BaseModuleObjective):
     def _forward(self, point: dict[str, Tensor], first_inputs: Tensor) -> _ForwardPass:
         """Run the module forward from the prepared inputs of its first layer with parameters.
 
-        Args:
-            point: Parameters by name, (..., *shape).
-            first_inputs: Prepared inputs of the first layer with parameters, from `_first_inputs`.
-
-        Returns:
-            The prepared inputs of each layer with parameters, the tensors that layers without parameters saved for
-            their derivatives, and the module's outputs (..., B, outputs).
+        The parameters of `point`, by name, are (..., *shape).
         """
         inputs, saved, values = [first_inputs], [], first_inputs
         for index, block in enumerate(self.blocks):

@@ -129,9 +129,9 @@ class ParameterLayer(Protocol):
     """A layer with a weight, (..., *shape) with torch's shape, and possibly a bias.
 
     `prepare_inputs` is the part of the forward pass that depends on neither weight nor bias, such as the
-    extraction of patches.  `make_terms` makes the layer's part of the increments of a batch.  Its arguments are
-    the output gradient and the prepared inputs of every term.  The first output gradient is the sum over all
-    points of the query, so that the gradient of a bias follows from it alone.
+    extraction of patches.  `make_terms` makes the layer's part of the increments of a batch from the output
+    gradient u_k and the prepared inputs v_k of every term.  u_0 is the sum over all points of the query, which is
+    the gradient of a bias.
     """
 
     @property
@@ -229,8 +229,7 @@ class DenseTerms:
         The bias gradient is u_0, or missing without a bias.  The squares of weight and bias are bounded
         separately: inner products of the weight's terms may cancel each other, but must not cancel the square of
         the bias.  Rounding is relative to Σ_k ‖u_k‖ ‖v_k‖, plus ‖u_0‖ with a bias: once for the addition of each
-        term, and 4 times for products and factors.  The last entry of the result also covers u_k and v_k
-        themselves.
+        term, and 4 times for products and factors.
         """
         gradient_norms, input_norms = (
             [upper_norm(part) for part in parts] for parts in (self.output_gradients, self.inputs)
@@ -300,8 +299,7 @@ class DenseTerms:
 class Convolution:
     """nn.Conv2d without groups, as a product with the patches of its input.
 
-    A record's gradient is a sum over positions, and usually smaller than the record's patches.  The gradient is
-    therefore materialized.
+    A record's gradient is materialized, since it is usually smaller than the record's patches.
     """
 
     input_shape: Shape
@@ -410,10 +408,10 @@ def extract_patches(
     padding: tuple[int, int],
     stride: tuple[int, int],
 ) -> Tensor:
-    """Extract the patches of pictures, as torch's `unfold` does.
+    """Extract the patches of pictures by torch's `unfold` on a CPU, or by `extract_patches_by_view`.
 
     Pictures are (N, channels, height, width), and the patches (N, channels · kernel height · kernel width,
-    positions).  `extract_patches_by_view`, which is used on any device but a CPU, explains the arguments.
+    positions).
     """
     unfold = functional.unfold if pictures.is_cpu else extract_patches_by_view
     return unfold(pictures, kernel, dilation, padding, stride)

@@ -11,11 +11,11 @@ norms, and a clipped sum over a batch of B records is one matrix product.
 | `LogisticRegression` | log(1 + exp ⟨x, z⟩) - y ⟨x, z⟩ | max‖z‖ |
 | `SigmoidRegression` | 1 / (1 + exp ±⟨x, z⟩), smooth and not convex | max‖z‖/4 |
 | `PhaseRetrieval`, power 1 | ||⟨x, z⟩| - y| | max‖z‖ |
-| `PhaseRetrieval`, power 2 | |⟨x, z⟩² - y²|, weakly convex | none: clipping bounds it |
+| `PhaseRetrieval`, power 2 | |⟨x, z⟩² - y²|, weakly convex | none |
 | `SoftmaxRegression` | cross-entropy of a score for each class | √2 max‖z‖ |
 
 A `LinearScore` may have a penalty, penalty · ‖x‖²/2 for every record, which the table leaves out.  Its gradient is
-clipped together with the loss's, and increments are then materialized as vectors.
+clipped together with the loss's, and increments are then materialized as vectors: (..., B, d).
 
 Robust phase retrieval with power 2 is from Duchi & Ruan 2019; with power 1 it is the Lipschitz amplitude form.
 
@@ -123,7 +123,7 @@ def quadratic_in_ball(curvature: Tensor, minimizer: Tensor, radius: float) -> Qu
 class LinearObjective(Deterministic, ABC):
     """A loss of the scores X z of a record's features z.
 
-    The parameters are the matrix X (outputs, features), flattened.  `_scores` has records last, (..., outputs, B).
+    The parameters are the matrix X (outputs, features), flattened.
     """
 
     features: int
@@ -150,7 +150,7 @@ class LinearObjective(Deterministic, ABC):
             vectors, clipped = self._materialize_increments(query, batch, clip)
             return Increment(vectors.sum(-2), clipped)
         output_gradients, features, clipped = self._clip_increments(query, batch, clip)
-        # A matrix product of one record has one term for each value, and takes longer than the term.
+        # (..., outputs, features).  For one record the broadcast product is the same, and faster.
         total = output_gradients * features if features.shape[-2] == 1 else output_gradients @ features
         return Increment(total.flatten(-2), clipped)
 
@@ -158,6 +158,7 @@ class LinearObjective(Deterministic, ABC):
         if self.penalty:
             return self._materialize_increments(query, batch, clip)[0]
         output_gradients, features, _ = self._clip_increments(query, batch, clip)
+        # (B, outputs, 1) * (B, 1, features)
         return (output_gradients.mT.unsqueeze(-1) * features.unsqueeze(-2)).flatten(-2)
 
     @property
@@ -333,7 +334,7 @@ class LogisticRegression(LinearScore):
     convex: bool = True
     """Whether the loss is convex with valid constants everywhere.
 
-    The value has to be False with a penalty, since no bound on the gradients holds at every point then.
+    The value has to be False with a penalty, whose gradients have no bound that holds everywhere.
     """
 
     loss = LogisticLoss()
@@ -363,8 +364,7 @@ class SigmoidRegression(LinearScore):
         |f''| = s (1 - s) |1 - 2s|, the most where 6 s² - 6 s + 1 = 0: 1/(6√3), at s = 1/2 ± 1/(2√3)
 
     Without a penalty, the gradient is f' z and the Hessian f'' z zᵀ.  Losses then lie in (0, 1) and are 1/2 at
-    x = 0, so no model's loss is lower than the initial one by 1/2 or more (option `--gap 0.5` of `fedpriv privacy
-    theorem`).
+    x = 0, so no model's loss is lower than the initial one by 1/2 or more.
 
     Guarantee: for records with ‖z‖ ≤ `feature_norm` and no penalty, no gradient's norm exceeds `lipschitz`, and no
     two gradients of one record are farther apart than `smoothness` times the distance of their points, at every
@@ -446,17 +446,15 @@ class BlockRecords(Records):
 
 
 class RecordBlock:
-    """Records (rounds, B, …) that every replicate reads, with results computed from them."""
+    """Records (rounds, B, …) that all replicates read, with results computed from them."""
 
     def __init__(self, records: Records, replicates: int) -> None:
         self._records, self._replicates = records, replicates
         self._computed: dict[Hashable, Sequence[Any]] = {}
 
     def split_rounds(self) -> Iterator[BlockRecords]:
-        """Yield the records of each round, repeated for every replicate, (replicates, B, …).
-
-        The repetition is a view of the same memory.
-        """
+        """Yield the records of each round, repeated for the replicates in a view, (replicates, B, …)."""
+        # By round, features and labels as (B, …), and as (replicates, B, …).
         shared_rounds = zip(*(column.unbind() for column in self._records), strict=True)
         expanded = zip(
             *(
@@ -542,8 +540,8 @@ def _feature_norms(records: Records, dtype: torch.dtype) -> Tensor:
 class SoftmaxRegression(LinearObjective):
     """Cross-entropy of a linear classifier.
 
-    The parameters are `classes` rows of `features` weights, flattened.  A feature that is 1 in every record serves
-    as the bias.
+    The parameters are `classes` rows of `features` weights, flattened.  The last feature is 1 in every record, for
+    the bias.
     """
 
     features: int
@@ -557,7 +555,7 @@ class SoftmaxRegression(LinearObjective):
     denominator: int | None = None
     """Denominator of the features in sums of integers, or None if increments are formed one by one.
 
-    Features are rounded to multiples of 1/`denominator`; bytes / 255 stay exact with 255.
+    Features are rounded to multiples of 1/`denominator`.  Bytes / 255 stay exact with 255.
     """
 
     loss = CrossEntropy()
@@ -635,7 +633,7 @@ class SoftmaxRegression(LinearObjective):
 def _combined_residuals(scores: Sequence[Tensor], coefficients: Sequence[float], records: Records) -> Tensor:
     """Combination Σ_k coefficients[k] (softmax(scores[k]) - onehot), (..., classes, B).
 
-    Scores have the same shape.  Records come last, so that sums over a few classes go through memory in order.
+    Scores at a point are (..., classes, B), too: sums over a few classes go through memory in order.
     """
     residual = scores[0].softmax(-2).mul_(coefficients[0])
     for point_scores, coefficient in zip(scores[1:], coefficients[1:], strict=True):

@@ -47,11 +47,7 @@ def decode_labels(labels: Tensor, bins: int) -> tuple[Tensor, Tensor]:
 
 
 class Unjudged:
-    """Base of losses whose predictions are neither right nor wrong.
-
-    Examples are a regression, whose predictions have a distance to the labels, and a hazard, which is a
-    probability.
-    """
+    """Base of losses whose predictions are neither right nor wrong, such as those of a regression."""
 
     def accuracy(self, outputs: Tensor, labels: Tensor) -> None:
         """Return None: no prediction is right or wrong."""
@@ -100,7 +96,7 @@ def concordance(outputs: Tensor, labels: Tensor) -> Tensor:
         labels: Labels (n,), integers 0 … 2K that `decode_labels` decodes.
 
     Returns:
-        The index of each model, (...), or 0 if there are no pairs.
+        The index of each model, (...), 0 if there are no pairs, or NaN if one of its outputs is NaN.
     """
     bins = outputs.shape[-1]
     (survived_counts, is_observed), survival = decode_labels(labels, bins), survival_curve(outputs)
@@ -117,7 +113,7 @@ def concordance(outputs: Tensor, labels: Tensor) -> Tensor:
         )
         wins = wins + (int(survives.sum()) - (below_counts + up_to_counts) / 2.0).sum(-1)
         pair_count += bin_pairs
-    return (wins / max(1, pair_count)).to(outputs.dtype)
+    return (wins / max(1, pair_count)).to(outputs.dtype).where(~outputs.isnan().any(-1).any(-1), torch.nan)
 
 
 def integrated_brier(outputs: Tensor, labels: Tensor) -> Tensor:
@@ -160,12 +156,8 @@ def _censoring_survival(survived_counts: Tensor, is_observed: Tensor, bins: int)
     """Kaplan-Meier estimate G, (K + 1,): entry k is the probability of no censoring in bins 0 … k-1.
 
     G(0) = 1 and G(k+1) = G(k) (1 - (censored in bin k) / (at risk in bin k)), or 0 without records at risk.
-    Records at risk survived all bins before k, and have no event in bin k.
-
-    Args:
-        survived_counts: Number of bins that each record survived, (n,).
-        is_observed: Whether each record's event was observed, (n,).
-        bins: Number of bins K.
+    Records at risk survived all bins before k, and have no event in bin k.  The arguments are the number of bins
+    that each record survived and whether its event was observed, (n,) each, and K.
     """
     uncensored = torch.ones(bins + 1, dtype=torch.float64, device=survived_counts.device)
     for bin_index in range(bins):
@@ -192,8 +184,8 @@ def why_no_scored_bin(labels: Tensor, bins: int) -> str | None:
 class Loss(Protocol):
     """A loss of one record's outputs, for batches of outputs (..., B, outputs) and labels (..., B).
 
-    Labels are broadcast to leading axes that only the outputs have, so that several models can be evaluated on one
-    batch.  Losses of several labels take labels (..., B, *shape), and may take outputs of several axes.
+    Labels are broadcast to leading axes that only the outputs have.  Losses of several labels take labels
+    (..., B, *shape), and may take outputs of several axes.
     """
 
     def value(self, outputs: Tensor, labels: Tensor) -> Tensor:
@@ -388,8 +380,7 @@ class LabelSmoothing:
 class ClassWeighting:
     """`base` times the weight of the label's class.
 
-    A label between 0 and 1 has the weight of class 0.  Weights are public, so that no record's loss depends on
-    other records.
+    A label between 0 and 1 has the weight of class 0.  Weights are public.
     """
 
     base: Loss
@@ -487,7 +478,7 @@ class FunctionLoss(Unjudged):
     def _map_records(
         self, record_function: Callable[[Tensor, Tensor], Tensor], outputs: Tensor, labels: Tensor
     ) -> Tensor:
-        leading = outputs.dim() - self.output_axes
+        leading = outputs.dim() - self.output_axes  # axes before those of one record's outputs, each with a vmap
         batch_function = record_function
         for _ in range(leading):
             batch_function = vmap(batch_function)
@@ -498,7 +489,7 @@ def predict_labels(loss: Loss, outputs: Tensor) -> Tensor:
     """Predict the class of each label, or its value, from outputs (n, *outputs).
 
     For the cross-entropy the class is that of the largest output.  For losses of a single logit the class is 1 if
-    the logit is above 0, else 0.  Other losses predict no classes, and the outputs are returned.
+    the logit is above 0, else 0.  For other losses the result is the outputs.
 
     Args:
         loss: Loss that the model was trained with.
@@ -610,7 +601,7 @@ class LossChoice:
             raise InputError(
                 f"loss = {self.name!r}: is for labels that are {_describe_labels(kind)}, and they are {actual}"
             )
-        # Losses of classes or numbers (None) take two classes at most.
+        # Losses of 0, 1 and numbers between (None) take two classes at most.
         if kind.takes_classes is None and classes > 2:
             raise InputError(
                 f"loss = {self.name!r}: is for labels that are {_describe_labels(kind)}, not 0 … {classes - 1}"

@@ -141,7 +141,7 @@ class RidgeSettings(SoftmaxSettings):
 def compute_features_and_bias(images: NDArray[Any], dtype: torch.dtype, settings: SoftmaxSettings) -> Tensor:
     """Compute the features that the settings name, scaled, and a constant 1, (n, features + 1).
 
-    Each record is mapped by itself, so a record's features reveal nothing about other records.
+    Each record is mapped by itself.
 
     Args:
         images: Raw records, (n, ...), bytes or numbers.
@@ -158,7 +158,7 @@ def compute_features_and_bias(images: NDArray[Any], dtype: torch.dtype, settings
     """
     if images.dtype != np.uint8 and settings.feature_norm is None:
         raise InputError("model.feature_norm: needed for features that are numbers, to bound a record's norm")
-    # `compute_frozen_features` copies the backbone and maps a record of zeros in every call, so there is one call.
+    # One call of `compute_frozen_features`, which copies the backbone and maps a record of zeros each time.
     chunk_size = len(images) if settings.backbone is not None else IMAGES_PER_CHUNK
     features: Tensor | None = None
     for start in range(0, max(1, len(images)), max(1, chunk_size)):
@@ -177,11 +177,6 @@ def _compute_features(images: NDArray[Any], dtype: torch.dtype, settings: Softma
     The features are pixels / 255 (or numbers) minus `centre`, or histograms of oriented gradients.  They are then
     mapped by the backbone, a frozen module, if there is one.  If `feature_norm` is set, longer rows are scaled
     down to this norm, and with `scaling` = "exactly" shorter rows, except for zeros, are scaled up to it, too.
-
-    Args:
-        images: Raw records, (n, ...).
-        dtype: Type of the features.
-        settings: Settings of the features.
 
     Raises:
         InputError: The images do not fit the settings, or the backbone cannot be used.
@@ -293,7 +288,7 @@ def least_squares_of_scores(
 ) -> LeastSquares:
     """Make least squares for any data.
 
-    The model may be anywhere, so `lipschitz` is inf.
+    The model is not kept in a ball, so `lipschitz` is inf.
     """
     return LeastSquares(
         shape[0], _max_feature_norm(shape, settings), dtype=dtype, penalty=settings.penalty, radius=math.inf
@@ -341,12 +336,8 @@ class PerceptronSettings(ModuleSettings):
 def perceptron(activation: type[nn.Module], loss: Loss | None = None) -> Model:
     """Make a row of the table of models for a network with one hidden layer: features - hidden - outputs.
 
-    Without a `loss` the network has an output for each class, with `HazardLoss` one for each bin of time, and with
-    any other loss a single one.
-
-    Args:
-        activation: Activation of the hidden layer.
-        loss: Loss of the outputs, or None for the cross-entropy.
+    Without a `loss` the network has an output for each class and the cross-entropy, with `HazardLoss` one for each
+    bin of time, and with any other loss a single one.
     """
 
     def objective(
@@ -493,7 +484,7 @@ def add_model(name: str, model: Model) -> None:
         model: Row of the table.
 
     Raises:
-        InputError: fedpriv ships a row of that name.  A scenario must mean the same everywhere.
+        InputError: fedpriv ships a row of that name.
     """
     if name in SHIPPED:
         raise InputError(f"add_model: {name!r} is a model of fedpriv; give yours another name")
@@ -504,14 +495,13 @@ def add_model(name: str, model: Model) -> None:
 def find_model(name: str) -> Model:
     """Find the row of a model by its name, or make one for an import path.
 
-    An add-on is an optional part of fedpriv, and its row is loaded when it is asked for.  If no row has the name
-    yet, the user's own code that adds rows (extensions) is imported.
+    Rows of add-ons (optional parts of fedpriv) and of extensions (the user's own code) are loaded on demand.
 
     Args:
         name: Name of the model in scenarios, or "package.module:Name".
 
     Raises:
-        InputError: There is no such row, or the add-on or an extension cannot be loaded.
+        InputError: There is no such row, its add-on is not installed, or an extension cannot be imported.
     """
     if is_import_path(name):
         return make_imported_model(name)
@@ -584,8 +574,8 @@ def add_module(
     and (records, 1) for most losses of a regression.  If records have several inputs, it takes each of them as an
     argument, in the input's own shape.  Bytes are passed as pixels / 255, other integers as int64.
 
-    Weights of the initial model are drawn from the scenario's `model.initial_seed`.  Values that it keeps from the
-    module, such as the scales of a normalization, are those that `factory` gave it.
+    The initial model is drawn from the scenario's `model.initial_seed`, except for values that it keeps from the
+    module, such as the scales of a normalization.
 
     A record's gradient must depend on this record only.  A module with a layer that mixes records (BatchNorm that
     trains), draws random numbers (Dropout with p above 0) or changes buffers is therefore refused when the model

@@ -1,9 +1,8 @@
 """Torch modules as objectives, with per-record gradients by torch.func.
 
-The module defines the structure and the frozen parameters.  The trainable parameters are the flat point, (d,), and
-x_1 is the point at which a run starts.  A record's increment is Σ_k c_k ∇f(x_k; record) for the points x_k and
-coefficients c_k of a query, clipped as a whole.  Replicates are runs that are computed side by side, on the
-leading axes of points and records.
+The trainable parameters of a module are the flat point, (d,), and x_1 is the point at which a run starts.  A
+record's increment is Σ_k c_k ∇f(x_k; record) for the points x_k and coefficients c_k of a query, clipped as a
+whole.  Replicates are runs that are computed side by side, on the leading axes of points and records.
 """
 
 import math
@@ -77,19 +76,25 @@ class BaseModuleObjective(Deterministic):
 
 @dataclass(frozen=True)
 class ModuleObjective(BaseModuleObjective):
-    """Loss of a module that maps (records, features) to outputs (records, …).
-
-    The constructor raises InputError if `check_module` refuses the module.
+    """Loss of a module's outputs, with per-record gradients by torch.func.
 
     Guarantee: each record passes through the module alone, in a batch of one, so its gradient and its outputs
     depend on no other record but for rounding, whatever the module's code does with a batch.  A record on which
     the module or the loss raises a RuntimeError, IndexError or ValueError adds nothing and counts as clipped, and
-    no other record is touched.  `increment` and `per_record` raise such an error if it occurs at one point on all
-    records that are computed at a time, on zeros in place of a record, or on a batch but on none of its records,
-    and any other error on one record.  For several records, such an error of the whole batch whose message
-    contains "random" counts as a refusal of random numbers, and becomes an InputError.  Every call has buffers of
-    its own (`FunctionalModule`); beside these buffers the code is trusted to keep nothing between calls.  A
-    parameter that is not trained is a constant: it is in no query, no gradient and no norm.
+    no other record is touched, with the exceptions below.  Every call has buffers of its own (`FunctionalModule`);
+    beside these buffers the code is trusted to keep nothing between calls.  A parameter that is not trained is a
+    constant: it is in no query, no gradient and no norm.
+
+    `increment` and `per_record` raise such an error if it occurs
+
+    * at one point on all records that are computed at a time,
+    * on zeros in place of a record, or on a batch but on none of its records,
+    * on a batch of several records with "random" in its message, as an InputError.
+
+    They raise any other error that occurs on one record.
+
+    Raises:
+        InputError: `check_module` refuses the module.
     """
 
     dtype: torch.dtype = torch.float32
@@ -109,7 +114,7 @@ class ModuleObjective(BaseModuleObjective):
             The sum, (..., d) in the type of the weights, and the number of clipped records, (...).
         """
         records, weights = batch
-        # The leading axes become one axis of replicates.
+        # The leading axes become one axis of replicates: points (R, d), features (R, B, …), weights (R, B).
         leading = query.points[0].shape[:-1]
         replicate_points = [point.reshape(-1, self.dimension) for point in query.points]
         features = records.features.reshape(-1, *records.features.shape[len(leading) :])
@@ -130,13 +135,7 @@ class ModuleObjective(BaseModuleObjective):
     def _increment_of_replicate(self, query: Query, batch: Batch, clip: Scalar) -> Increment:
         """Sum the weighted clipped increments of one replicate, a chunk of records at a time.
 
-        Args:
-            query: Combination of gradients, at points (d,).
-            batch: Records (B, …) and weights (B,).
-            clip: Norm bound.
-
-        Returns:
-            The sum, (d,) in the type of the weights, and the number of clipped records, ().
+        The query has points (d,), and the batch records (B, …) and weights (B,).
         """
         records, weights = batch
         chunk_size = max(
@@ -164,6 +163,7 @@ class ModuleObjective(BaseModuleObjective):
         """
         weights, points = batch.weights, [unflatten_point(self.shapes, point) for point in query.points]
         gradients = list(zip(query.coefficients, self._per_record_gradients(points, batch.records), strict=True))
+        # For each parameter Σ_k c_k · (gradient at point k), (B, size).
         combined = [
             torch.stack([coefficient * gradient[name] for coefficient, gradient in gradients])
             .sum(0)
@@ -224,10 +224,7 @@ class ModuleObjective(BaseModuleObjective):
     ) -> list[dict[str, Tensor]]:
         """Gradient of each record at each point, by one pass of autograd for each record and point.
 
-        Args:
-            points: Parameters by name, (*shape) each, at each point.
-            records: Records of the batch, (B, …).
-            error: Error of the batch, which is raised if every record raises at one of the points.
+        `error` is raised if every record raises at one of the points.
 
         Returns:
             Gradients (B, *shape) by parameter for each point, NaN where module, loss or autograd raises a
@@ -257,11 +254,7 @@ class ModuleObjective(BaseModuleObjective):
         return gradients
 
     def _gradient_of_one(self, parameters: dict[str, Tensor], records: Records) -> dict[str, Tensor]:
-        """Gradient of one record, (1, *shape) by parameter, by autograd without vmap.
-
-        Args:
-            parameters: Parameters by name, (*shape) each.
-            records: The record, as a batch of one.
+        """Gradient of one record, a batch (1, …), by autograd without vmap: (1, *shape) by parameter.
 
         Raises:
             InputError: The module draws numbers from torch's CPU generator.  Errors of the module and of autograd
@@ -393,8 +386,8 @@ def draw_initial_point(module: nn.Module, seed: int, dtype: torch.dtype) -> Tens
     The fan in of a weight is the number of its values divided by the length of its first axis, and a bias has that
     of its layer's weight.  torch initializes its Linear and convolution layers with the same distribution (He et
     al. 2015, a = √5).  Parameters that their layer names in `begin_at_zero` are zero.  Parameters of one axis or
-    none, whose layer has no `weight` of two axes or more, keep the module's values, such as scales and shifts of a
-    normalization.
+    none, whose layer has no `weight` of two axes or more, such as the scales of a normalization, keep the module's
+    values.
 
     Args:
         module: Module whose trainable parameters make up the point, in the order of `trainable_parameters`.
@@ -422,9 +415,7 @@ def draw_initial_point(module: nn.Module, seed: int, dtype: torch.dtype) -> Tens
 
 
 def check_module(module: nn.Module) -> None:
-    """Refuse a module with a layer that cannot be used, or without trainable parameters.
-
-    The layers are judged by their types and settings, and nothing is run.
+    """Refuse a module with a layer that cannot be used, or without trainable parameters, and run nothing.
 
     Raises:
         InputError: A layer, which is named, is refused, or no parameter is trainable.
@@ -442,9 +433,8 @@ def why_refused(layer: nn.Module) -> str | None:
 
     Refused are layers that mix records (BatchNorm without fixed statistics, an embedding scaled by frequency),
     remember records (running statistics), draw random numbers (dropout, RReLU, fractional pooling) or change their
-    weight (`max_norm`), layers without parameters yet (lazy ones), and layers with a backward hook, which
-    runs once for each record, once for a batch, or not at all, by the route that computes the gradients.  Forward
-    hooks run on every route.
+    weight (`max_norm`), layers without parameters yet (lazy ones), and layers with a backward hook, which runs for
+    each record, for a batch or not at all, depending on how gradients are computed.
     """
     dropout = layer.p if isinstance(layer, _DropoutNd) else getattr(layer, "dropout", 0.0)
     quiet_layer = "LeakyReLU" if isinstance(layer, nn.RReLU) else "MaxPool"

@@ -12,12 +12,12 @@
 
 An increment is a record's clipped contribution to a sum: its gradient, or a combination of its gradients at the
 points of a query.  Public coins are public random numbers that an increment depends on, such as directions or
-shifts of pictures.
+shifts of pictures.  Leading axes "..." of points and records are those of replicates, which are runs that are
+computed side by side, or of units of protection.
 
 `Bfloat16View` computes gradients at models and from features that are rounded to 8 significant bits.  Several
-labels of a record lie behind its features, and are rounded with them.  The model, its noise, norms, clips and sums
-stay in the run's own types, since a guarantee depends on them.  Micikevicius et al. 2018, "Mixed precision
-training", divide the types alike: master weights and sums are wide.
+labels of a record lie behind its features, and are rounded with them.  Norms, clips and sums stay in the type of
+the weights, since a guarantee depends on them (mixed precision as in Micikevicius et al. 2018).
 """
 
 import math
@@ -38,14 +38,11 @@ from fedpriv.loss.alone import Floats, IntegerScores
 from fedpriv.participation.orders import UNDECLARED, Dependence, declared_dependence
 
 UNCLIPPED = 1e30
-"""Norm bound that gradients hardly ever reach, representable in float32."""
+"""Norm bound where nothing is to be clipped, representable in float32."""
 
 
 class BatchLayout(NamedTuple):
-    """Silos and row indices of a batch's records, without their content.
-
-    Public coins may be keyed by these values and by public numbers of the run only.
-    """
+    """Silos and row indices of a batch's records, without their content, by which public coins are keyed."""
 
     t: int
     """Round."""
@@ -54,8 +51,7 @@ class BatchLayout(NamedTuple):
     row_indices: NDArray[np.int64]
     """Row index of each record in its silo, (B,) or (replicates, B).
 
-    There is an axis of replicates if they read different rows.  A record keeps its row index in every round,
-    whichever other records are read.
+    There is an axis of replicates if they read different rows.
     """
 
     @property
@@ -74,7 +70,7 @@ class Records(NamedTuple):
     """Features (..., B, features) and labels (..., B) of a batch.
 
     Labels are integers for classes, and floats for a regression.  Several labels of a record lie behind its
-    features (`FeatureLayout`).  Only `LabelledView` makes labels (..., B, *shape) of them.
+    features (`FeatureLayout`), until `LabelledView` makes labels (..., B, *shape) of them.
     """
 
     features: Tensor
@@ -104,14 +100,11 @@ class Batch(NamedTuple):
     """Records that an increment is summed over, with their weights in the sum."""
 
     records: Records
-    """Records (..., B, …), with the leading axes of the query's points.
-
-    Linear losses take records (B, …) without leading axes, too.
-    """
+    """Records (..., B, …), with the leading axes of the query's points."""
     weights: Tensor
     """Weights, (B,) or (..., B), in the type of clipping factors and sums.
 
-    The type may be wider than that of the points.  A record of weight 0 is absent, and never counts as clipped.
+    The type may be wider than that of the points.  A record of weight 0 is absent.
     """
 
 
@@ -152,7 +145,6 @@ class OuterProduct(NamedTuple):
     residuals: Callable[[IntegerScores, NDArray[np.int64]], Floats]
     """Derivative of the loss by the scores, (B, classes), from scores and labels (B,).
 
-    The derivative is computed by a fixed sequence of operations (`loss.alone`).
     """
     classes: int
     """Number of scores of a record."""
@@ -226,8 +218,7 @@ class Objective(Protocol):
     def increment(self, query: Query, batch: Batch, clip: Scalar) -> Increment:
         """Sum weights[b] · clip(query of record b, norm `clip`) over the records b of a batch.
 
-        Gradients may be computed in the type of the points.  The total has the type of the weights, which is
-        float64 in a silo's releases.
+        Gradients may be computed in the type of the points.  The total has the type of the weights.
 
         Args:
             query: Combination of gradients.
@@ -260,8 +251,7 @@ class Objective(Protocol):
         Returns:
             The increments, with zeros for a record whose increment is not finite.
 
-        Guarantee: row b depends on what `dependence` declares and on public values alone, but for rounding.  Exact
-        releases ask for one record at a time (`loss.alone`), where no value of the other records is at hand.
+        Guarantee: row b depends on what `dependence` declares and on public values alone, but for rounding.
         """
         ...
 
@@ -317,7 +307,7 @@ class Objective(Protocol):
         ...
 
     def evaluate(self, point: Tensor, records: Records) -> ModelEvaluation:
-        """Compute loss and accuracy of `point` (..., d) on records without leading axes.
+        """Compute loss, accuracy and other metrics of models.
 
         Args:
             point: Models, (..., d).
@@ -389,8 +379,7 @@ class FastPaths(NamedTuple):
 def fast_paths(objective: Objective) -> FastPaths:
     """Find the attributes `outer` and `linear` of a loss, behind views that change evaluations only.
 
-    Attributes of the base of any other view do not count, since the view's increments may differ from those of its
-    base.
+    Other views may have other increments than their base.
     """
     while isinstance(objective, EvaluationView):
         objective = objective.base
@@ -399,11 +388,10 @@ def fast_paths(objective: Objective) -> FastPaths:
 
 @dataclass(frozen=True)
 class View:
-    """A loss that delegates every method to `base`, except for those that a subclass overrides.
+    """A loss that delegates its methods to `base`, except for those that a subclass overrides.
 
-    A subclass declares on what its increments depend (`dependence`).  Increments of a subclass without a
-    declaration may depend on anything.  `for_batch` returns the objective of `base` without the view, so that a
-    subclass with increments of its own has to override it.
+    A subclass declares on what its increments depend (`dependence`).  `for_batch` returns the objective of `base`
+    without the view, so that a subclass with increments of its own has to override it.
     """
 
     base: Objective
@@ -497,10 +485,9 @@ class Bfloat16View(RecordView):
 
     Guarantee: as for any objective, since an increment has the type of the weights before its norm is computed:
     gradients differ from those of `base`, and each increment is clipped as the vector that is added.  The loss
-    counts as neither convex nor smooth, since a gradient jumps where the model is rounded to another number: a
-    step can move two models apart, and gradients at close models can differ much, so that no privacy may rest on
-    contraction or smoothness.  Differences of gradients are refused.  `lipschitz` is that of `base`, which
-    gradients may exceed by the rounding.
+    counts as neither convex nor smooth, since a gradient jumps where the model is rounded to another number, so
+    that no privacy may rest on contraction or smoothness.  Differences of gradients are refused.  `lipschitz` is
+    that of `base`, which gradients may exceed by the rounding.
     """
 
     convex, convex_within, smoothness = False, 0.0, math.inf
@@ -523,8 +510,7 @@ def _query_in_bfloat16(query: Query) -> Query:
     """Round the point of a query to bfloat16.
 
     Raises:
-        InputError: The query combines gradients at several points.  Models of two rounds are often equal in 8
-            bits.
+        InputError: The query combines gradients at several points.
     """
     if len(query.points) > 1:
         raise InputError(
@@ -547,7 +533,7 @@ def make_bfloat16_view(objective: Objective, records: Records) -> Bfloat16View:
 
     Args:
         objective: Objective of the run.
-        records: Records of the run, all searched for integers that bfloat16 may round.  The first is the trial's.
+        records: Records to search for integers that bfloat16 may round, one or more.  The first is the trial's.
 
     Raises:
         InputError: A column has integers that may be rounded to others, or the model cannot compute in bfloat16.

@@ -1,7 +1,5 @@
 """Networks of the shipped scenarios: a small transformer over tokens, and LoRA on the CNN.
 
-Scenarios name them by import path, as they would name a user's own module.
-
 `lora` makes Linear layers with weight W + scale · B A, of which A and B are trained and W is constant.  The scale
 is α / r for the rank r, or 1 without α.  At the start B is 0 and A random.  Source: Hu et al. 2022, "LoRA:
 Low-rank adaptation of large language models", section 4.1.
@@ -60,8 +58,7 @@ def lora(
     A layer x Wᵀ + b becomes x (W + scale · B A)ᵀ + b (`LoraLinear`), with A (rank, in) random and B (out, rank)
     zero.  Layers of subclasses of nn.Linear get no product, nor does a layer NAME if `train` names NAME.weight, by
     any of its names, or a module that holds it.  Other parameters are frozen, unless `train` names them.  The
-    state_dict has the names of the module's own state_dict, and NAME.lora_a and NAME.lora_b for a layer NAME with
-    a product.
+    state_dict has the module's names, and NAME.lora_a and NAME.lora_b for a layer NAME with a product.
 
     Args:
         module: Module to copy, which is not changed.
@@ -164,7 +161,7 @@ class Transformer(nn.Module):
         Args:
             length: Number of tokens of a sequence.
             outputs: Number of outputs.
-            words: Number of different tokens, which are 0 … `words` - 1.
+            words: Number of different tokens, 0 … `words` - 1.
             width: Width of an embedding, an even number and a multiple of `heads`.
             heads: Heads of attention in a layer.
             blocks: Number of layers of attention.
@@ -188,8 +185,7 @@ def adapted(_pixels: int, classes: int, train: Literal["lora", "head", "all"], r
     Args:
         _pixels: Number of features, which is not used, since the CNN has a fixed one.
         classes: Number of classes.
-        train: Trained part.  "lora" stands for LoRA of the first linear layer together with the last layer itself,
-            "head" for the last layer, and "all" for all parameters.
+        train: Trained part: LoRA of the first linear layer with the last layer itself, or the last layer, or all.
         rank: Rank of LoRA.
     """
     network = convolutional_net(classes)

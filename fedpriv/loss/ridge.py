@@ -101,11 +101,8 @@ class RidgeStatistics(Deterministic):
     def increment(self, query: Query, batch: Batch, clip: Scalar) -> Increment:
         """Sum the weighted clipped increments -svec(u uᵀ), a chunk of records at a time.
 
-        Args:
-            query: Points (..., d), of which the shape is used, and coefficients, whose sum multiplies the
-                increments.
-            batch: Records (..., B, …) and weights, (B,) or (..., B).
-            clip: Norm bound, a number or (..., 1).
+        Of the query, the shape of the points (..., d) and the sum of the coefficients are used, which multiplies
+        the increments.  Records are (..., B, …), and weights (B,) or (..., B).
 
         Returns:
             The sum, (..., d), and the number of clipped records, (...).
@@ -123,7 +120,6 @@ class RidgeStatistics(Deterministic):
             vectors, clipping = self._clip_increments(
                 query, Batch(chunk, weights[..., start : start + chunk_size]), clip
             )
-            # Increments that cannot be represented, such as infinite ones, count as zero.
             total = total + (clipping.factor.unsqueeze(-2) @ clipping.zero_unrepresentable(vectors)).squeeze(-2)
             clipped = clipped + clipping.clipped_count
         return Increment(total, clipped)
@@ -208,8 +204,7 @@ class RidgeStatistics(Deterministic):
 
         Args:
             point: Released moments, (d,).
-            published: Public numbers of the release: std, n, and the share of row indices that count.  The method
-                divides moments and std by this share.
+            published: Public numbers of the release.  Moments and std are divided by the share that counts.
 
         Returns:
             A coefficient for each feature, the constant included.

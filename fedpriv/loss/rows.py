@@ -52,7 +52,7 @@ class ModelSettings(BaseModel):
 
     @property
     def code(self) -> tuple[str, ...]:
-        """Import paths of code from outside of fedpriv, which a guard runs only if its policy names it."""
+        """Import paths of code from outside of fedpriv."""
         return ()
 
 
@@ -75,16 +75,13 @@ class Model:
     only_for: str | None = None
     """Name of the only data set for which the objective's constants hold, or None.
 
-    The name is None if the constants hold for the features of any data set.  Noise may depend on the smoothness,
+    The name is None if the constants hold for the features of any data set.  Noise may depend on the constants,
     and would be too little for records of another data set.
     """
     evaluated: bool = True
-    """Whether the model can be evaluated on test records.  Otherwise a server needs none."""
+    """Whether the model can be evaluated on test records."""
     gradients: bool = True
-    """Whether increments are gradients of a model's loss.
-
-    Otherwise they are statistics of records, and any two may be known to be less than two clips apart.
-    """
+    """Whether increments are gradients of a model's loss, and not statistics of records."""
     survival: bool = False
     """Whether labels are bins survived and events, of a table with `survival`, and outputs are hazards."""
     of_cells: bool = False
@@ -92,10 +89,7 @@ class Model:
     check: Callable[[Any], None] = lambda _: None
     """Check of a whole cell, which raises ValueError for sections that do not fit the row."""
     guard: str | None = None
-    """Name in `ADD_ON_PARTS["guard"]` of the part that answers a guard's questions about the row.
-
-    A guard refuses a row with `of_cells` and without this name.
-    """
+    """Name in `ADD_ON_PARTS["guard"]` of the part that answers a guard's questions about the row, or None."""
     several_labels: bool = False
     """Whether a record may have labels of any shape, which lie behind its features (see `FeatureLayout`)."""
 
@@ -173,7 +167,7 @@ def moment_features(features: NDArray[Any], dtype: torch.dtype, settings: Moment
 class ColumnMoments(LinearScore):
     """Objective -⟨x, z⟩ of a record's moments z.
 
-    The mean of the moments, with any noise, is the model after one step of size 1 from 0.
+    The released mean of the moments is the model after one step of size 1 from 0.
 
     Guarantee: a gradient is -z at every point, so that no model that a server sends changes what a record adds.
     """
@@ -189,10 +183,7 @@ class ColumnMoments(LinearScore):
     """Largest distance of two increments, or of an increment and zeros (`bounded_moments`)."""
 
     def evaluate(self, point: Tensor, records: Records) -> ModelEvaluation:
-        """Evaluate the mean loss, which is 0 without records.
-
-        A server without test records can thus run an evaluation.
-        """
+        """Evaluate the mean loss, which is 0 without records."""
         return ModelEvaluation(
             -((records.features.sum(-2) / max(1, records.features.shape[-2])) * point).sum(-1), None
         )
@@ -266,12 +257,9 @@ class ImportedSettings(ModuleSettings):
 def make_imported_model(path: str) -> Model:
     """Make a row of the table of models for the torch module at an import path.
 
-    The module is imported when its objective is made, and not before.  It is built with the numbers of features
-    and outputs and the settings' `arguments`.  If the settings name a file of weights by its digest, the initial
-    model has the file's values for the parameters that the file names, and drawn values for the others.
-
-    Args:
-        path: Import path, "package.module:Name".
+    The module is imported when its objective is made.  It is built with the numbers of features and outputs and
+    the settings' `arguments`.  If the settings name a file of weights by its digest, the initial model has the
+    file's values for the parameters that the file names, and drawn values for the others.
     """
 
     def objective(
@@ -280,7 +268,7 @@ def make_imported_model(path: str) -> Model:
         """Build the module, load its weights, and make the objective of a loss on it."""
         layout, choice = as_layout(shape), settings.loss_choice()
         _, needed_shape = choice.make_loss(layout.label_shape, classes)
-        # Length of the last axis of outputs.  A loss of the user takes any, and gets one for each class or label.
+        # Length of the last axis of outputs.  For a loss of the user it is that of one for each class or label.
         outputs = (needed_shape or (classes or math.prod(layout.label_shape),))[-1]
         module = build_module(path, "model.name", (layout.input_width, outputs), settings.arguments)
         if settings.group_norm:

@@ -5,8 +5,8 @@
   (..., n, bins) for survival.  Labels are (n,), and a score is (...).
 * `ScoreView` is an objective whose evaluation has the scores that a scenario names, of all test records and, if
   silos are given, silo by silo as well.
-* `SummedScores` is an objective whose increments, the contributions of records to a sum, are scores of test
-  records, for test records that a silo does not share.  Record b contributes
+* `SummedScores` is an objective whose increments, the contributions of records to a noisy sum, are scores of test
+  records.  Record b contributes
 
       (right_b - 1/2,  loss_b / bound - 1/2)     for a classification
       (loss_b / bound - 1/2)                     for another model, such as a regression
@@ -57,7 +57,6 @@ class ScoreKind:
     why_undefined: Callable[[Tensor, int], str | None]
     """Reason why the score is undefined for labels (n,) and this number of outputs, or None.
 
-    An undefined score is left out or refused.  The reason does not depend on the values of outputs.
     """
     compute: Callable[[Tensor, Tensor], Tensor]
     """Function from outputs and labels to the score, (...)."""
@@ -101,7 +100,7 @@ def _auc(scores: Tensor, positive: Tensor) -> Tensor:
         scores: Scores of all records, (..., n).
         positive: Mask of the positive records, (n,).
     """
-    # Positive scores are sorted, too, so that successive searches read the same part of memory.
+    # Positive scores are sorted, too, since successive searches then read the same part of memory.
     sorted_scores, positive_scores = (
         _sorted(scores),
         _sorted(scores[..., positive]),
@@ -229,8 +228,8 @@ class ScoreView(EvaluationView):
         """Evaluate on all records, and with `silos` on the records of each silo as well.
 
         For each metric NAME of the silos there are then NAME_at_SILO, NAME_mean_of_silos, and NAME_worst_silo: the
-        largest of the silos' values for `LOWER_IS_BETTER`, else the smallest.  A silo for whose labels
-        `why_undefined` of the score has a reason is left out, and NAME_silos is then the number of the others.
+        largest of the silos' values for `LOWER_IS_BETTER`, else the smallest.  A silo whose labels do not define a
+        score is left out, and NAME_silos is then the number of the others.
 
         Args:
             point: Models, (..., d).
@@ -264,10 +263,6 @@ class ScoreView(EvaluationView):
         """Evaluate `base` on some records, with the scores as further metrics test_NAME, (...) each.
 
         With `silos`, scores that these labels do not define are left out.
-
-        Args:
-            point: Models, (..., d).
-            records: Test records, (n, …).
         """
         evaluation = self.base.evaluate(point, records)
         if not self.scores:
@@ -381,8 +376,7 @@ class SummedScores(View):
         Args:
             mean: Mean of the increments, (d,) with d = `dimension`.
             std: Standard deviation of its noise, per coordinate.
-            places: Number of row indices that the mean is over.  A row index is that of a record, or of an absent
-                row, which adds 0 to the mean's sum.
+            places: Number of row indices that the mean is over, those of absent records included.
             groups: Whether figures of groups of records are included.
         """
         return {}
@@ -390,10 +384,9 @@ class SummedScores(View):
     def contributions(self, model: Tensor, records: Records) -> Tensor:
         """Compute the contribution of each record in float64, (..., B, `dimension`).
 
-        The last column is the loss divided by `loss_bound`, clamped to [0, 1], minus 1/2.  For a classification,
-        the first one is the share of right predictions minus 1/2.  If its records have a single label, the loss is
-        the cross-entropy, whichever loss the model is trained with.  For another model it is that of `losses`,
-        which includes a penalty.
+        Columns are right_b - 1/2, for a classification, and loss_b / `loss_bound` - 1/2.  For a classification of
+        single labels the loss is the cross-entropy, whichever loss the model is trained with.  For another model
+        it is that of `losses`, which includes a penalty.
 
         Args:
             model: Models, (..., d).

@@ -5,8 +5,7 @@ record after another.  `make_vmap_module` replaces the forward pass of such laye
 
 torch runs a recurrent layer as one function, inside of which neither vmap nor a trace of parameters can look.
 `UNROLLED_FUNCTIONS` has functions that compute the same step by step, with `functional.linear` for the products by
-weights, and take the positional arguments of torch's functions.  The input's part of the gates, W_ih x + b_ih, is
-computed for all steps of a direction in one product.
+weights, and take the positional arguments of torch's functions.
 """
 
 import copy

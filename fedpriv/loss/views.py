@@ -60,8 +60,7 @@ _CHUNK_VALUES = 2**21  # vectors and features of a chunk's units, clipped faster
 class PerUnit(View):
     """`base` over rows that are units of up to m = `max_records` records.
 
-    Features are (..., B, m, …) and labels (..., B, m).  A unit with fewer records is padded
-    with absent labels (`absent_label`).
+    Features are (..., B, m, …) and labels (..., B, m), with absent labels (`absent_label`) for missing records.
 
     Guarantee: one unit moves the sum by at most its weight times the clip under zero-out and twice that under
     replace-one, whatever its records are, how many of the m it has, and what the loss is: its vector is clipped as
@@ -149,12 +148,13 @@ class PerUnit(View):
 
         Args:
             query: Combination of gradients, at points (..., d).
-            records: Units, (..., B, m, …), in which an absent record has an absent label (`absent_label`).
+            records: Units, (..., B, m, …).
             dtype: Type of the records' weights.
         """
-        is_present = ~is_absent(records.labels)
+        is_present = ~is_absent(records.labels)  # (..., B, m)
         record_weights = is_present.to(dtype) / is_present.sum(-1, keepdim=True).clamp(min=1).to(dtype)
         unit_count = records.labels.shape[-2]
+        # (..., B, d)
         points = [
             point.unsqueeze(-2).expand(*point.shape[:-1], unit_count, point.shape[-1]) for point in query.points
         ]
@@ -243,11 +243,7 @@ class QuantileClip(View):
         )
 
     def per_record(self, query: Query, batch: Batch, rows: Tensor, clip: float) -> Tensor:
-        """Refuse increments of single records, since a bit belongs to a unit.
-
-        Raises:
-            InputError: Always.
-        """
+        """Refuse increments of single records by an InputError, since a bit belongs to a unit."""
         raise InputError(
             "algorithm: an adaptive clip has no increments of single records; take units of several records "
             "(privacy.unit)"
@@ -261,11 +257,10 @@ class LocalSteps(View):
     A step takes the next `batch` rows in cyclic order, or all if `batch` is None or larger than their number, and
     subtracts `step` times the mean gradient of the present records (of weight above 0) among them.  A step without
     present records moves nothing, unless a subclass has other steps.  Clients train side by side, on leading axes
-    of the records, each with a model of its own.
+    of the records, each with a model of its own.  `PerUnit` clips the increment as a whole.
 
-    The class is for units (`PerUnit`), which clip its increment as a whole.  A subclass that overrides
-    `local_gradient` takes steps in the direction of its choice, and one that overrides `_train_clients` has a loop
-    of its own.
+    A subclass that overrides `local_gradient` takes steps in the direction of its choice, and one that overrides
+    `_train_clients` has a loop of its own.
 
     Guarantee: none of its own.  The loss, the records, and the direction and length of a subclass's steps are not
     trusted, but a client's steps have to be a function of this client alone (`local_gradient`).  Nothing is
@@ -308,8 +303,7 @@ class LocalSteps(View):
             for name in ("local_gradient", "_train_clients")
         )
         scores = None if has_own_steps else fast_paths(self.base).linear
-        # A linear model moves in the span of its records, where a step needs no gradient of d numbers.  A subclass
-        # with steps of its own may leave the span.
+        # A linear model moves in the span of its records, unless a subclass has steps of its own.
         if scores is None:
             displacement = start - self._train_clients(start, records, present)
         else:
@@ -317,11 +311,7 @@ class LocalSteps(View):
         return Increment(displacement.to(weights.dtype), start.new_zeros(start.shape[:-1]))
 
     def per_record(self, query: Query, batch: Batch, rows: Tensor, clip: float) -> Tensor:
-        """Refuse increments of single records, since a client's steps depend on all of its records.
-
-        Raises:
-            InputError: Always.
-        """
+        """Refuse increments of single records by an InputError: a client's steps depend on all of its records."""
         raise InputError(
             "algorithm: a client's own steps have no increments of single records; take units of several records "
             "(privacy.unit)"
@@ -331,7 +321,7 @@ class LocalSteps(View):
         """Compute the direction against which each client takes a step, here the gradient of its mean loss.
 
         Override it for a local step of your own.  A client's direction may be any function of its own model,
-        records and weights, and of none of another client: the client's whole displacement is clipped afterwards.
+        start, records and weights, and of no other client's: its whole displacement is clipped afterwards.
 
         Args:
             model: Model of each client before the step, (..., d).
@@ -346,8 +336,6 @@ class LocalSteps(View):
 
     def _train_clients(self, start: Tensor, records: Records, present: Tensor) -> Tensor:
         """Model of each client after the steps, (..., d).
-
-        A step subtracts η_l times `local_gradient` for the rows of the step.
 
         Args:
             start: First model of each client, (..., d).
@@ -365,8 +353,8 @@ class LocalSteps(View):
     def _train_in_span(self, scores: LinearScores, start: Tensor, records: Records, present: Tensor) -> Tensor:
         """Displacement x_t - w_K of each client after all K steps, (..., d), for a loss of linear scores.
 
-        The model moves in the span of the features Z (B, f).  With A_0 = 0 and D_k the derivatives of the loss by
-        the scores, (B, outputs), step k is
+        With the features Z (B, f), A_0 = 0 and D_k the derivatives of the loss by the scores, (B, outputs), step k
+        is
 
             scores = scores(x_t) - η_l (Z Zᵀ) A_{k-1},   A_k = A_{k-1} + (weights in the batch's mean) · D_k,
 
@@ -454,7 +442,7 @@ class LocalTraining(View):
         Args:
             query: One point, (..., d), from which every silo starts.  Its coefficient is not used.
             batch: Records (..., B, …) in the order of the silos, with their weights.
-            clip: Not used, since nothing is clipped here.
+            clip: Not used.
         """
         (initial_model,), (records, weights) = query.points, batch
         total, start = torch.zeros_like(initial_model), 0
@@ -470,11 +458,7 @@ class LocalTraining(View):
         return Increment(total, initial_model.new_zeros(initial_model.shape[:-1], dtype=torch.int64))
 
     def per_record(self, query: Query, batch: Batch, rows: Tensor, clip: float) -> Tensor:
-        """Refuse increments of single records, since a silo's trajectory depends on all of its records.
-
-        Raises:
-            InputError: Always.
-        """
+        """Refuse increments of single records by an InputError: a silo trains on all of its records."""
         raise InputError(
             "algorithm: local training has no increments of single records, which releases in integers need; set "
             'run.arithmetic = "float"'
@@ -488,7 +472,7 @@ class LocalTraining(View):
         Args:
             initial_model: Model of the query, (..., d).
             silo_records: Records of the silo in the round, (..., B, …).
-            present: 1 for each record that is present, and 0 for an absent one, such as padding, (..., B).
+            present: 1 for each record that is present, else 0, (..., B).
         """
         model = initial_model
         for _ in range(self.epochs):

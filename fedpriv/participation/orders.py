@@ -109,7 +109,7 @@ def check_dependence(part: object, allowed_dependence: Dependence, limiting_part
         limiting_part: The participation or unit that sets the limit, as a scenario writes it.
 
     Raises:
-        InputError: `part` declares more, or declares nothing while the limit leaves out any fact.
+        InputError: `part` declares more, or declares nothing while the limit leaves out a fact.
     """
     if excess := declared_dependence(part) & ~allowed_dependence:
         reason = (
@@ -255,10 +255,7 @@ class ReleasedSums(Protocol):
 
 
 class Participation(Protocol):
-    """Participation of records in rounds, a frozen dataclass.
-
-    The tables of `registry` list the classes of fedpriv, and those that users add by `add_participation`.
-    """
+    """Participation of records in rounds, a frozen dataclass."""
 
     name: ClassVar[str]
     """Name in scenarios and ledgers."""
@@ -267,10 +264,7 @@ class Participation(Protocol):
     secret: ClassVar[bool]
     """Secrecy of rounds: True if only the silo that holds a record may know the record's rounds."""
     client_initiated: ClassVar[bool]
-    """Initiative: True if participants decide when they take part, as clients that come by themselves do.
-
-    Records of a silo do not decide this.
-    """
+    """Initiative: True if participants decide when they take part, as clients that come by themselves do."""
     allowed_dependence: ClassVar[Dependence]
     """Facts on which a record's increment may depend without invalidating the guarantee."""
 
@@ -360,8 +354,8 @@ class Participation(Protocol):
     def distance(self, sums: ReleasedSums) -> float:
         """Return the distance by which noise is sized, an argument of `ReleasedSums.displacement`.
 
-        A record moves the whole stream by at most this distance for public rounds, and the releases through any
-        single one of its rounds for secret ones.
+        For public rounds it bounds how far a record moves the whole stream, and for secret ones how far it moves
+        the releases through any single one of its rounds, divided by 2 under replace-one.
 
         Raises:
             InputError: There is no such distance for these sums.
@@ -372,8 +366,7 @@ class Participation(Protocol):
     def public_order(self) -> "Participation":
         """Public order for which noise is fitted and μ is stated (`guarantee_for_mu`).
 
-        The order is the participation itself if rounds are public, and otherwise a single pass, since secret
-        rounds are accounted for one by one.
+        The order is the participation itself if rounds are public, and a single pass if they are secret.
         """
         ...
 
@@ -398,7 +391,8 @@ class Participation(Protocol):
             delta: δ at which ε is compared.
 
         Raises:
-            InputError: The sums cannot be accounted for, or no noise reaches the target.
+            InputError: The sums cannot be accounted for, no noise reaches the target, or a number is out of its
+                range.
         """
         ...
 
@@ -418,7 +412,7 @@ class Participation(Protocol):
 
 
 class PlainDataclass:
-    """Frozen dataclass of numbers, text, and tuples of them, with conversion to plain data and back."""
+    """Base of frozen dataclasses of numbers, text, and tuples of them, converted to plain data and back."""
 
     name: ClassVar[str]
 
@@ -590,8 +584,8 @@ _MAX_FRESH_ROUNDS = 2**20
 class FreshOrder(PublicOrder):
     """Fresh permutations: in every epoch the silos read their batches in a new public permutation.
 
-    The permutations are drawn from the public `seed`, independently of all data, and are the same for all silos.
-    `digest` is the SHA-256 of the permutations, in hexadecimal.  If it is empty, it is computed.
+    The permutations are drawn from the public `seed` and are the same for all silos.  `digest` is the SHA-256 of
+    the permutations, in hexadecimal.  If it is empty, it is computed.
 
     Guarantee: the permutations follow from `seed` and `rounds_per_epoch` alone, so that the first rounds of a
     longer run read the same batches; an order with another `digest` than its permutations' does not exist.
@@ -614,11 +608,7 @@ class FreshOrder(PublicOrder):
     digest: str = ""
 
     def __post_init__(self) -> None:
-        """Check the numbers and a given digest, or compute the digest.
-
-        Raises:
-            InputError: A number is no integer, or is out of its range, or the digests differ.
-        """
+        """Check the numbers and a given digest, or compute the digest."""
         lengths = self.rounds, self.rounds_per_epoch
         # Rounds from 1 to a limit, since the permutations stay in memory, and a seed from 0.
         if {*map(type, (*lengths, self.seed))} != {int} or not (

@@ -1,7 +1,7 @@
 """Tables of participations, and rounds that are drawn for every record without secrecy.
 
 The tables map names to classes.  `DrawnOrder` is the base class of distributions of rounds that users add, and of
-clients that come by themselves (`ClientAvailability`).  It accounts for both as for any rounds of a record that
+clients that come by themselves (`ClientAvailability`).  A record takes part in a limited number of rounds, which
 lie a smallest distance or more apart.  A batch is a fixed number of rows, and sampling randomness is random bits
 that follow from a key.
 """
@@ -70,7 +70,7 @@ class DrawnOrder(PublicRounds, MinSeparation):
             keys: Keys of the scenario for participation.
 
         Raises:
-            InputError: There is more than one group, or a limit is below 1 (0 for `min_separation` counts as 1).
+            InputError: `keys.groups` is not 1, or a limit is below 1 (0 for `min_separation` counts as 1).
         """
         keys.refuse_groups(cls.name)
         passes = -(-order.rounds // order.rounds_per_epoch)
@@ -114,8 +114,7 @@ class DrawnOrder(PublicRounds, MinSeparation):
     ) -> NDArray[np.int64]:
         """Return the numbers of the rows that `rounds_of` draws for round t, (B,), in ascending order.
 
-        `rounds_of` gives the rounds of every row of the silo, (rows, n), filled up with 0 for no round.  Since
-        `rounds_of` is a user's method, these rounds are checked: at most `max_rounds_per_record` for a row,
+        Since `rounds_of` is a user's method, its rounds are checked: at most `max_rounds_per_record` for a row,
         `min_separation` or more apart, as is charged.
 
         Args:
@@ -131,7 +130,7 @@ class DrawnOrder(PublicRounds, MinSeparation):
         """
         self.check_round(t)
         count = self.batches_per_silo * batch
-        # After the sort, a row has its zeros first, and then each round beside the next one.
+        # (rows, n): after the sort, a row has its zeros first, and then each round beside the next one.
         rounds = np.sort(np.atleast_2d(self.rounds_of(count, silo, randomness())), axis=1)
         earlier, later = rounds[:, :-1], rounds[:, 1:]
         if (
@@ -209,7 +208,7 @@ class ClientAvailability(DrawnOrder):
 
         Raises:
             InputError: `min_separation` is missing, below 1 or too large, `max_participations` is below 1, or
-                there is more than one group.
+                `keys.groups` is not 1.
         """
         keys.refuse_groups(cls.name)
         if not keys.min_separation:
@@ -270,7 +269,7 @@ SELECTABLE_PARTICIPATIONS: Mapping[str, type[Participation]] = MappingProxyType(
 PARTICIPATIONS: Mapping[str, type[Participation]] = MappingProxyType(
     {**SELECTABLE_PARTICIPATIONS, FreshOrder.name: FreshOrder, Phases.name: Phases}
 )
-"""Participations of fedpriv, read-only so that an extension cannot replace one."""
+"""Participations of fedpriv."""
 
 USER_PARTICIPATIONS: dict[str, type[Participation]] = {}
 """Participations of extensions."""
@@ -326,10 +325,8 @@ def add_participation(kind: type[DrawnOrder]) -> None:
 def lookup_sampling_class(name: str) -> type[Participation] | None:
     """Return the class of the value `name` of `federation.sampling`, or None without such a class.
 
-    Extensions are imported before a name counts as unknown.
-
     Raises:
-        InputError: An extension cannot be imported.
+        InputError: The name is not in the tables, and an extension cannot be imported.
     """
     if name not in PARTICIPATIONS and name not in USER_PARTICIPATIONS:
         load_extensions()
@@ -353,8 +350,8 @@ def find_sampling_class(name: str) -> type[Participation]:
 def make_participation(name: str, order: Participation, keys: ParticipationKeys) -> Participation:
     """Build the participation called `name` from the declared order.
 
-    A user's class has to build an object of itself, with as many rounds and rounds per epoch as the order.  The
-    object has to survive being written as data and read back, as a ledger does with it.
+    A user's class has to build an object of itself, with as many rounds and rounds per epoch as the order, which
+    equals the object that is read back from its data.
 
     Args:
         name: Name of `federation.sampling`.

@@ -3,8 +3,8 @@
 `RandomAllocation` draws one secret round of every epoch for each record, `BalancedSubsampling` draws as many
 secret rounds of the whole run for each record as there are epochs, and `PoissonSampling` draws independently for
 every record and round whether the record takes part.  Rows and rounds may be dealt out in turn to `groups`, and
-then a record takes part in rounds of its group only.  A batch is the expected number of records of a round, and a
-silo has as many batches as an epoch has rounds.
+then a record takes part in rounds of its group only.  A batch is the expected number of records of a round, which
+is public, and a silo has as many batches as an epoch has rounds.
 """
 
 from collections.abc import Callable
@@ -53,10 +53,7 @@ class SecretOrder(PlainDataclass):
     secret: ClassVar[bool] = True
     client_initiated: ClassVar[bool] = False
     allowed_dependence: ClassVar[Dependence] = OWN_FACTS
-    """Facts that do not depend on which other records take part.
-
-    So drawing a record, or not, changes no other record's increment.
-    """
+    """Facts that do not depend on which other records take part."""
 
     rounds: int
     """Number of rounds of the run."""
@@ -104,11 +101,9 @@ class SecretOrder(PlainDataclass):
         return self.bins
 
     def capacity(self, batch: int) -> Capacity:
-        """Return the capacity of a round, which the round exceeds with probability 2^-40 at most.
+        """Return a number of rows that a round exceeds with probability 2^-40 at most, and this probability.
 
-        The capacity is a number of rows, and a bound of the probability that a round draws more.  A round on
-        integers that sums records one by one, or as outer products, fills up to this number with dummy records, so
-        that its duration reveals less of how many records were drawn.
+        A round that fills up to this number with dummy records hides by its duration how many were drawn.
 
         Args:
             batch: Expected number of records of a round.
@@ -199,7 +194,8 @@ class SecretOrder(PlainDataclass):
             delta: δ at which ε is compared.
 
         Raises:
-            InputError: The sums cannot be accounted for, or no noise that is tried is enough.
+            InputError: The sums cannot be accounted for, no noise that is tried is enough, or a number is out of
+                its range.
         """
         return (1.0 - 1e-12) / self._calibrate_sums(sums, epsilon_of(mu, delta), delta).noise_multiplier
 
@@ -211,8 +207,7 @@ class SecretOrder(PlainDataclass):
 class RandomAllocation(SecretOrder):
     """Random allocation: in every epoch each record takes part in one round, drawn in secret.
 
-    If a run ends within an epoch, a record's round of this epoch may be one that the run does not reach.  A silo's
-    sum is divided by the expected number of records, which is public, and never by the number of drawn records.
+    If a run ends within an epoch, a record's round of this epoch may be one that the run does not reach.
 
     Guarantee: records choose uniformly among the rounds of their group, independently of each other and of other
     epochs, and only the silo that holds a record knows its round.  (Equal batches of a shuffled order are another
@@ -232,9 +227,6 @@ class RandomAllocation(SecretOrder):
 
     def truncate(self, rounds: int) -> Self:
         """Return the whole schedule, since a run that stopped early is charged for all of it.
-
-        A record's round may come before or after the round in which a run stopped, and accounting does not use
-        this.
 
         Raises:
             ValueError: `rounds` is negative or above the number of rounds.
@@ -311,8 +303,6 @@ class BalancedSubsampling(RandomAllocation):
     jointly convex, so that the guarantee for every partition holds for their mixture, under both relations
     (docs/proofs/allocation.md).
 
-    The overlaps of noise that fades from round to round are charged here without a bound by chains.
-
     Source: Dong et al. 2026 for the scheme.
 
     Raises:
@@ -353,6 +343,7 @@ class BalancedSubsampling(RandomAllocation):
             ValueError: Round t does not exist.
         """
         count, base = self.batches_per_silo * batch, self.rounds // self.groups - self.epochs
+        # (draws, rows)
         drawn_rounds, sampling_randomness = np.empty((self.epochs, count), np.int64), randomness()
         # Draws depend on the row and not on t, so that each round finds the same sets.  Rounds of a group count
         # from 0.  Draw i is one of the first base + i + 1, and a repeated one is replaced by the last of these,
@@ -374,9 +365,6 @@ class BalancedSubsampling(RandomAllocation):
 @dataclass(frozen=True)
 class PoissonSampling(SecretOrder):
     """Poisson sampling: in every round of its group each record takes part with probability `rate`.
-
-    A silo's sum is divided by the expected number of records, which is public, and never by the number of drawn
-    records.
 
     Guarantee: participation is drawn independently for every record in every round, and only the silo that holds
     the record sees it.

@@ -231,7 +231,7 @@ def test_a_loss_function_of_the_user_matches_the_equal_built_in_loss(tmp_path: P
 @pytest.mark.parametrize(
     ("labels", "more", "line"),
     [
-        (np.arange(900) % 2 + 1, {}, "labels are 0 … 2 .labels that begin with 1 are labels - 1 here."),
+        (np.arange(900) % 2 + 1, {}, "labels are 0 … 2 .give labels - 1 if they begin with 1."),
         ((NUMBERS[:, 0] > 0).astype(float), {}, "classes are whole numbers: labels.astype.int."),
         (np.array(["a", "b"] * 450), {}, r"np.unique\(labels, return_inverse=True\)\[1\]"),
         ((NUMBERS[:, 0] > 0).astype(float), {"classes": 2}, "classes are labels.astype.int."),

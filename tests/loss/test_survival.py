@@ -111,6 +111,13 @@ def test_the_integrated_brier_score_weighs_against_censoring() -> None:
 
 
 @pytest.mark.parametrize("score", [concordance, integrated_brier])
+def test_scores_of_a_diverged_model_are_not_numbers(score: Callable[[Tensor, Tensor], Tensor]) -> None:
+    outputs = OUTPUTS.clone()
+    outputs[1, 7, 2] = math.nan
+    assert score(outputs, LABELS).isnan().tolist() == [False, True, False]
+
+
+@pytest.mark.parametrize("score", [concordance, integrated_brier])
 def test_scores_of_records_without_an_event_are_zero_for_each_model(
     score: Callable[[Tensor, Tensor], Tensor],
 ) -> None:
