@@ -386,13 +386,14 @@ def _choose_row_settings(
                 for text in request.fixed or []
             },
             **{
-                f"{option} {assignment!r} holds a whole section, and would hide the values of {key} that are "
-                "tried; give the keys of the section one by one": (
-                    key.startswith(f"{parse_assignment(assignment)[0]}.")
+                f"{option} {assignment!r} holds a whole section, and would hide {key}, which the trials set; "
+                "give the keys of the section one by one": (key.startswith(f"{parse_assignment(assignment)[0]}."))
+                for option, assignments, trial_keys in (
+                    ("--set", request.overrides, keys),
+                    ("--while-tuning", request.fixed, keys | {"data.validation"}),  # else test records are scored
                 )
-                for key in keys
-                for option, assignments in (("--set", request.overrides), ("--while-tuning", request.fixed))
                 for assignment in assignments or []
+                for key in trial_keys
             },
         }
     )
