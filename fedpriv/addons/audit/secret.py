@@ -97,7 +97,7 @@ def make_canary_cell(cell: Cell, mu: float) -> Cell:
 def make_company_cell(cell: Cell, mu: float) -> Cell:
     """Cut a cell to one silo of few records, and let the silo add the noise to its own sums.
 
-    A silo's schedule and its sums before noise are the same in every trust setting.
+    Neither the silo's schedule nor its sums before noise depend on the trust setting.
     """
     rounds, epochs = small_run_size(cell)
     company_cell = make_audit_cell(cell, mu, rounds, 1, _COMPANY_BATCH_SIZE, epochs)
@@ -147,10 +147,6 @@ def _to_weight_units(plan: Plan, releases: Floats) -> Floats:
     its matched filter, c_tᵀ B⁻¹ r / (‖c_t‖ m), with the largest product m of a round's weight and its column's
     norm.
 
-    Args:
-        plan: Plan of the run.
-        releases: Releases along each canary, (n, T).
-
     Returns:
         Releases in units of one record's clipped weight, (n, T).
     """
@@ -173,10 +169,6 @@ def _factorize(mechanism: Mechanism, workload: Workload) -> tuple[Floats, Floats
 
     The workload A maps increments to running sums that never restart: its entries are decay^(t-k) for k ≤ t, else
     0.  So C is B⁻¹ A.
-
-    Args:
-        mechanism: Mechanism with the noise factor B.
-        workload: Number of rounds T, and decay, of A.
     """
     noise_factor = find_noise_factor(mechanism, workload.rounds)
     indices = np.arange(workload.rounds)
@@ -186,10 +178,6 @@ def _factorize(mechanism: Mechanism, workload: Workload) -> tuple[Floats, Floats
 
 def run_canaries(small_cell: Cell, seed: int) -> CanaryTrials:
     """Run canaries of silo 0 once on the path of a deployment.
-
-    Args:
-        small_cell: Cell from `make_canary_cell`.
-        seed: Seed of the coins.
 
     Returns:
         Trials of `CANARY_COUNT` canaries, or of one canary a row if the silo has fewer rows.
@@ -325,8 +313,8 @@ class Evidence:
     def _mix_ratios(self, ratios: Floats, row: NDArray[np.int64]) -> Floats:
         """Mix each canary's log-likelihood ratios over its possible rounds, (n, T) -> (n,).
 
-        An adversary does not know which rounds were drawn.  So the likelihood is a mean over the sets of rounds
-        that the schedule can draw for the canary's row, weighted by their probability.
+        The likelihood is a mean over the sets of rounds that the schedule can draw for the canary's row, weighted
+        by their probability.
 
         Args:
             ratios: Log-likelihood ratio of each canary and round, (n, T), or (n, rounds of one epoch).
@@ -335,8 +323,7 @@ class Evidence:
         scores = np.empty(len(ratios))
         for group in range(self.schedule.groups):
             members = row % self.schedule.groups == group
-            if members.any():
-                # A row takes part in rounds of its group only.
+            if members.any():  # rounds of other groups have none of these rows
                 scores[members] = _MIXTURES[type(self.schedule)](
                     self.schedule, ratios[members, group :: self.schedule.groups]
                 )
@@ -347,10 +334,6 @@ def _mix_per_epoch(schedule: SecretOrder, ratios: Floats) -> Floats:
     """Mix log-ratios (n, epochs · bins) over one secret round of the `bins` rounds of every epoch.
 
     The largest ratio of an epoch is taken out of the sum, so that exponentials do not overflow.
-
-    Args:
-        schedule: Schedule, whose `bins` are the rounds of a group in an epoch.
-        ratios: Log-ratios of canaries of one group, in the rounds of this group.
 
     Returns:
         Σ_e ln((1/bins) Σ_b exp(ratios[e, b])), (n,), over epochs e and their rounds b of the canaries' group.
@@ -376,10 +359,10 @@ def _mix_per_round(schedule: SecretOrder, ratios: Floats) -> Floats:
 def _mix_any_rounds(schedule: SecretOrder, ratios: Floats) -> Floats:
     """Mix log-ratios (n, rounds) over all sets of `passes` = rounds / bins rounds.
 
-    Each of these sets has the same probability.  Rounds are those of one group, and the schedule has `bins` of
-    them in an epoch.  The sum over all sets of k rounds of the product of their r_t = exp(ratios[t]) is the
-    elementary symmetric polynomial e_k.  Round t updates e_k ← e_k + r_t e_(k-1) for k = passes … 1, in
-    logarithms, and e_0 is 1.
+    The sets have the same probability.  Rounds are those of one group, and the schedule has `bins` of them in an
+    epoch.  The sum over all sets of k rounds of the product of their r_t = exp(ratios[t]) is the elementary
+    symmetric polynomial e_k.  Round t updates e_k ← e_k + r_t e_(k-1) for k = passes … 1, in logarithms, and e_0
+    is 1.
 
     Returns:
         ln(e_passes / (number of sets of `passes` rounds)), (n,).
@@ -421,12 +404,7 @@ def evaluate_canaries(
 ) -> CurveResult:
     """Return the result with the largest excess over the claim among the tests of many canaries.
 
-    Args:
-        small_cell: Cell of the trials.
-        plan: Plan of the cell.
-        trials: Trials of all runs.
-        curve: Claimed trade-off curve.
-        failure: Probability that some test refutes a true claim, at most.
+    Some test refutes a true claim with probability at most `failure`.
     """
     evidence, batch = make_evidence(plan), plan.batch_sizes[0]
     integer_randomness = KeyedNormal(integer_noise_key(small_cell.seed), np.float64).sampling_randomness()
@@ -445,11 +423,7 @@ def evaluate_canaries(
 def evaluate_company(plan: Plan, trials: CanaryTrials, curve: ClaimedCurve, failure: float) -> CurveResult:
     """Return the result with the largest excess over the claim among tests in known company.
 
-    Args:
-        plan: Plan of the cell of the trials.
-        trials: Trials of all runs, with one canary each.
-        curve: Claimed trade-off curve.
-        failure: Probability that some test refutes a true claim, at most.
+    Some test refutes a true claim with probability at most `failure`.
     """
     best_tests = {"a round that all others leave": make_evidence(plan).score_known_company(trials)}
     return _find_largest_excess(
