@@ -313,7 +313,7 @@ def print_refined(
     # Two standard errors of a difference between two models that decide a tenth of the records differently.
     errors = f"{200.0 * (0.1 / tests) ** 0.5:.1f} points"
     noise = "their spread over records" if _metric_name(home) == "-loss" else errors
-    judged = "records that the release has not read"
+    judged = "records that the release has not read, one standard error towards alone"
     if refined.personal_model.judged == "folds":
         few = held_out is not None and int((~home.read_by_guard).sum()) < 10
         judged = (
@@ -321,10 +321,11 @@ def print_refined(
             if len(np.unique(home.silo_records.units)) < 2
             else "folds of records that the release has read, which favours it"
             + ", because --held-out has fewer than 10 records" * few
+            + ", one standard error towards alone"
         )
     sys.stdout.write(
         f"personal: pulled with lambda = {refined.personal_model.pull_weight:g} "
-        f"(0 is alone, inf the released model), chosen on {judged}, one standard error towards alone.\n"
+        f"(0 is alone, inf the released model), chosen on {judged}.\n"
         f"{tests:,} test records: differences below {noise} tell nothing.\n"
         "All of this, lambda and scores too, is computed from this silo's records without noise: keep it to "
         "yourself.  Whether the silo then leaves or stays tells others a little of it.\n"
