@@ -14,7 +14,7 @@ per round,
 
     w_t = (1-γ) (w_(t-N) + Δ_t) + γ G_t,   p_t = w_t + (1-α)^N p_(t-N),
 
-and m_t/α is p_t plus the residuals.  So m_t holds windows of every age.
+and m_t/α is p_t plus the residuals.
 
 The noise of a momentum is √d times the root mean square over rounds of a coordinate of m^_t - m_t.  A tree node
 over rounds a … b holds the sum of (1-α)^(b-t) times the increment of round t, a record's contribution.  Nodes of a
@@ -318,8 +318,8 @@ def _window_amplifications(records: int, rounds: int) -> tuple[float, float, flo
             early += (1.0 - alpha) ** (2 * (t - r)) * _window_square(1, r, alpha)
         # The oldest window, whose rounds are r + 1 … r + N.
         ages = np.arange(q)
-        first = float((epoch_decay**ages * y ** (q - ages - 1.0)).sum())
-        early += first**2 * _window_square(r + 1, r + records, alpha)
+        oldest_coefficient = float((epoch_decay**ages * y ** (q - ages - 1.0)).sum())
+        early += oldest_coefficient**2 * _window_square(r + 1, r + records, alpha)
         # Windows of an age above 40/γ + 2 are left out: their coefficients are below 2 e^-40.
         for age in range(1, min(q - 1, int(40.0 / mixing) + 2) + 1):
             low, high = t - age * records + 1, t - (age - 1) * records

@@ -496,8 +496,8 @@ def _choose_cells(
                 for (smaller, setting), seed_scores in scores.items()
                 if smaller <= epsilon
             }
-            best, setting = max(mean_scores, key=lambda key: mean_scores[key])
-            chosen_cells[trust][epsilon] = {seed: (best, seed, setting) for seed in seeds}
+            best_epsilon, setting = max(mean_scores, key=lambda key: mean_scores[key])
+            chosen_cells[trust][epsilon] = {seed: (best_epsilon, seed, setting) for seed in seeds}
     return chosen_cells
 
 

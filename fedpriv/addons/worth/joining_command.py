@@ -120,15 +120,15 @@ def _table_lines(result: JoiningResult) -> list[list[str]]:
     head += ["published split"] if result.splits else []
     rows = [head, ["each silo alone, nothing released", "", text(local_score), *[""] * (len(head) - 3)]]
     for name, figure in (("pooled, no noise", "pooled"), ("pooled, own intercept", "own_intercept")):
-        gains = np.array([[getattr(split, figure)] for split in result.averaged_splits()])
+        gains = np.array([[getattr(split, figure)] for split in result.averaged_splits()])  # (splits, 1)
         mean = text(float(local_score + gains.mean()))
         rows.append([name, "", mean, "", *_format_gains(gains, result)[:3], *[""] * (len(head) - 7)])
-    noiseless_gains = np.array([split.noiseless for split in result.averaged_splits()])
+    noiseless_gains = np.array([split.noiseless for split in result.averaged_splits()])  # (splits, seeds)
     rows.append(
         ["no noise, same rounds", "", "", "", *_format_gains(noiseless_gains, result), *[""] * (len(head) - 8)]
     )
     for trust in result.trusts:
-        gains = result.mean_over_silos(trust)
+        gains = result.mean_over_silos(trust)  # (ε, splits, seeds)
         released, recalibrated = (
             result.mean_over_silos(trust, name).mean(axis=(1, 2)) for name in ("released", "recalibrated")
         )

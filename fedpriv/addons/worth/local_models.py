@@ -263,8 +263,7 @@ def assign_folds(silo: SiloRecords, seed: int) -> NDArray[np.int64]:
     """Assign each training record to a fold 0 … 4, (n,), with the records of a unit in the same fold.
 
     Units are dealt to the folds in turn, in a random order of the public `seed`, and class by class if labels are
-    integers.  The
-    class of a unit is the label of its first record.
+    integers.  The class of a unit is the label of its first record.
     """
     first = np.unique(silo.units, return_index=True)[1]
     labels = silo.train.labels.numpy()[first]

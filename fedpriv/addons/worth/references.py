@@ -1,4 +1,4 @@
-"""Scores of the local models in the user's cache, which reports read and never compute.
+"""Scores of the local models in the user's cache, for the tables of reports.
 
 | field of a file | meaning |
 |---|---|
@@ -106,7 +106,7 @@ def cache_key(cell: Cell) -> str | None:
     if (source := _data_source(cell.data.name)) is None:
         return None
     tree = cell.canonical_data()
-    # A local model reads spared records, too, and belongs to one `split`, whatever the number of `splits` is.
+    # A local model reads spared records, too, and belongs to one `split` of the `splits`.
     data = {key: value for key, value in tree["data"].items() if key not in ("splits", "spared")}
     privacy = {key: tree["privacy"].get(key) for key in ("unit", "records", "shared")}
     sizes = [cell.schedule.batches_per_silo * batch for batch in cell.batch_sizes]
