@@ -89,9 +89,9 @@ def find_furthest_pair(cell: Cell, plan: Plan, seed: int) -> _WorldPair:
     """Find the two worlds of the relation that lie furthest apart, among up to 400 candidate records.
 
     Distance is the l2 distance of increments, in clips.  Under zero-out the second world is the absence of the
-    record with the longest increment.  In the column of an axis the first candidates have values of all its cells,
-    as far as there are enough candidates, and the others have random ones of these values.  If axes share a
-    column, the last of them decides.  A pair that is further apart may be missed, which costs power only.
+    record with the longest increment.  In the column of an axis the first candidates have the values of
+    `_axis_values` in turn, as far as there are enough candidates, and the others have random ones of them.  If
+    axes share a column, the last one decides.  A pair that is further apart may be missed, which costs power only.
     """
     settings = cell.model.settings
     assert isinstance(settings, StatisticsSettings)
