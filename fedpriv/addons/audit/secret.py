@@ -1,9 +1,9 @@
 """Canaries in secret rounds, and tests that know as much about their rounds as an adversary.
 
-A *canary* is a planted unit, such as a record, present or absent by a fair coin, which is one trial.  Its rounds
-are *secret* if only the silo knows them.  An *epoch* is a pass over the records.  A *release* is a vector of a
-round with its noise, projected on the direction of a canary.  Two families of tests are compared with the claimed
-curve (`statistics.ClaimedCurve`):
+A *canary* is a planted unit, such as a record, which a fair coin makes present or absent (under replace-one, gives
+the opposite increment), and which is one trial.  Its rounds are *secret* if only the silo knows them.  An *epoch*
+is a pass over the records.  A *release* is a vector of a round with its noise, projected on the direction of a
+canary.  Two families of tests are compared with the claimed curve (`statistics.ClaimedCurve`):
 
 * Canaries: one run of the deployed path has many canaries, each in rounds that the silo draws.  The best test is
   the mean of the likelihood ratios over the rounds that are possible.  Other tests suit broken schedules, for
@@ -12,9 +12,10 @@ curve (`statistics.ClaimedCurve`):
   who knows the other records must not learn the canary's round from them, nor from the divisor of the sum.
 
 Releases are in units of one record's clipped weight.  If all rounds have the same clip and the same independent
-noise, a release without other records is z · N(0, 1), plus 1 in rounds of a canary that is present.  Rows of a
-silo's order are in public groups: row i is in group i mod `groups`, and its secret rounds t (from 1) are drawn
-among those with t - 1 ≡ i (mod `groups`).  An epoch has `bins` such rounds.  Shapes name n canaries and T rounds.
+noise, a release without other records is z · N(0, 1), plus 1 in rounds of a canary that is present, or minus 1 if
+it has the opposite increment.  Rows of a silo's order are in public groups: row i is in group i mod `groups`, and
+its secret rounds t (from 1) are drawn among those with t - 1 ≡ i (mod `groups`).  An epoch has `bins` such rounds.
+Shapes name n canaries and T rounds.
 """
 
 import math

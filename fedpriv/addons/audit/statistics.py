@@ -1,9 +1,9 @@
 """Statistics of an audit: lower bounds on μ, tests of canaries, and claims that are curves.
 
-A *canary* is a planted unit, such as a record.  A trial is one canary in one run.  Every trial has a world,
-present or absent, chosen by a fair coin, and a score.  A *release* is a noisy sum or mean of a round, projected on
-the canary's direction.  A test that is given a threshold guesses "present" for scores above it.  Two facts on a
-μ-GDP release turn scores into lower bounds on μ, with confidence:
+A *canary* is a planted unit, such as a record.  A trial is one canary in one run.  A trial has a score, and a
+world that a fair coin chooses: present, or absent, which is the opposite increment under replace-one.  A *release*
+is a noisy sum or mean of a round, projected on the canary's direction.  A test that is given a threshold guesses
+"present" for scores above it.  Two facts on a μ-GDP release turn scores into lower bounds on μ, with confidence:
 
 * No test has Φ⁻¹(1 - FPR) - Φ⁻¹(FNR) > μ (Dong, Roth & Su 2022).  So upper bounds on both error rates of a test
   give a lower bound on μ (Nasr et al. 2023, "Tight auditing of differentially private machine learning", section
@@ -235,8 +235,8 @@ def find_margins(plan: Plan, exact_trials: Trials) -> Scores:
     """Return the distance of each canary's score to the threshold, in units of the score's noise.
 
     A unit is a standard deviation.  The score is that of the best test, `log_likelihood_ratios`, and the threshold
-    is 0.  The test guesses a canary wrongly with probability Φ(-margin).  If canaries reach the clip, all margins
-    are half of the distance of both worlds (`separation`).
+    is 0.  The test guesses a canary wrongly with probability Φ(-margin).  If canaries reach the clip, margins are
+    half of the distance of both worlds (`separation`).  Trials are without noise (`collect_exact_trials`).
     """
     signs = np.where(exact_trials.select_round(heaviest_round(plan)).present, 1.0, -1.0)
     return np.asarray(signs * log_likelihood_ratios(plan, exact_trials) / separation(plan))

@@ -7,11 +7,12 @@
 | trusted | deployed server with its journal, and guards | releases of the server |
 | trusted, with clients | the same server, and its pool of clients | releases of the server |
 
-A *canary* is a planted unit, such as a record, that a fair coin makes present or absent.  Canaries are in silo 0
-and have one feature each, so that a vector can be projected on each canary's direction.  A *guard* is the process
-of a silo that has its records, answers queries, and stores its replies in a ledger.  A *release* is a vector (d,)
-of a round with its noise, and a *reply* is what a silo sends to the server.  A *pass* is an epoch, or a turn of
-every client in a cohort.  A *cell* is one run of a scenario, with all of its settings.
+A *canary* is a planted unit, such as a record, that a fair coin makes present or absent, which is the opposite
+increment under replace-one.  Canaries are in silo 0 and have one feature each, so that a vector can be projected
+on each canary's direction.  A *guard* is the process of a silo that has its records, answers queries, and stores
+its replies in a ledger.  A *release* is a vector (d,) of a round with its noise, and a *reply* is what a silo
+sends to the server.  A *pass* is an epoch, or a turn of every client in a cohort.  A *cell* is one run of a
+scenario, with all of its settings.
 
 Some views are collected with a restart after half of the rounds, of a guard from its ledger or of the server from
 its journal.
