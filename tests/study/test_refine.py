@@ -94,7 +94,7 @@ def test_no_folds_or_few_records_are_named_if_all_records_are_of_one_person(tmp_
     np.savez(tmp_path / "more.npz", **more)
     (tmp_path / "more.npz").chmod(0o600)
     text = refine(policy, scenario, "--model", model, "--held-out", tmp_path / "more.npz").output
-    assert "chosen on nothing, because all records are of one person" in text
+    assert "chosen on nothing, because all records are of one person.\n" in text
     assert "fewer than 10" not in text
 
 

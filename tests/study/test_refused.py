@@ -216,6 +216,7 @@ def test_private_tuning_of_a_regression_is_refused_before_a_run(tmp_path: Path) 
          "--grid 'algorithm.step=[2]': algorithm.step has a grid already"),
         (["--while-tuning", "rounds"], "--while-tuning 'rounds': expected KEY=VALUE"),
         (["--while-tuning", "data.validation=50"], "how many records are held out; give --held-out"),
+        (["--while-tuning", 'data={name="synthetic"}'], "would hide data.validation, which the trials set"),
         (["--set", "federation.rounds=[20,2000]"], "one pass is 2000 batches of 5 records"),
         (["--grid", "federation.batch=[1,300]"], "a run with federation.batch = 300: federation: one pass is"),
     ],

@@ -1,9 +1,9 @@
 """Attacks on the bits of noisy integers, and by hostile queries, beyond the distribution of the noise.
 
-Deployed silos and servers add integer noise to integer sums, in a common unit.  A *guard* is the process of a silo
-that answers queries.  A *canary* is a planted record.  A *cell* is a run with every key of its scenario resolved,
-and a *plan* is all that is fixed before round 1.  The *trust setting* says whether each silo adds noise, or the
-server, and whether the silos' messages are masked so that the server reads their sum only.
+Deployed silos and servers add integer noise to integer sums, in a common unit.  A *canary* is a planted record.  A
+*cell* is a run with every key of its scenario resolved, and a *plan* is all that is fixed before round 1.  The
+*trust setting* says whether each silo adds noise, or the server, and whether the silos' messages are masked so
+that the server reads their sum only.
 
 The attacker on integers knows all records but one, and has two worlds: the record is present, or absent.  An
 absent record has the opposite label, and under zero-out features of zeros as well, so that it moves only the bias,
@@ -96,12 +96,8 @@ def integers_cell(cell: Cell, mu: float) -> Cell:
 def attack_integers(cell: Cell, seed: int) -> tuple[bool, Scores]:
     """Run one trial of the attack on integers, with a target record present or absent by a fair coin.
 
-    Silo 0 has the target record, and all other records are zeros.  The attacker scores how well the noise that
-    each world implies fits a defective generator.
-
-    Args:
-        cell: Cell of the size of `integers_cell`.
-        seed: Seed of the coin.
+    The cell has the size of `integers_cell`.  Silo 0 has the target record, and all other records are zeros.
+    Scores are large if the noise that a world implies has traces of a defect (`_score_world`).
 
     Returns:
         The coin, True if the record is present, and the evidence of each of `INTEGER_TESTS` for presence,
@@ -121,8 +117,7 @@ def attack_integers(cell: Cell, seed: int) -> tuple[bool, Scores]:
             noisy = collect_masked_sums(plan, silos, zero_queries(plan)).astype(np.float64)
         else:
             noisy = _noisy_integers(plan, plan.required_exact_plan, collect_replies(silos[0], zero_queries(plan)))
-    # Noisy integers of the server, or of all messages together, have the sums of all silos, and a reply of silo 0
-    # has its own alone.
+    # A reply of silo 0 has its own sums alone.
     known_shards = idle if plan.trust.publishes_sums(SERVER) else []
     other_sums = [_silo_sums(cell, plan, shard, silo_id) for silo_id, shard in enumerate(known_shards, start=1)]
     absent_scores, present_scores = (
@@ -182,14 +177,7 @@ def _noisy_integers(plan: Plan, exact: ExactPlan, releases: Sequence[torch.Tenso
 def _silo_sums(cell: Cell, plan: Plan, shard: Shard, silo_id: int) -> list[Ints]:
     """Compute a silo's integer sum of each round, (d,), without noise, for queries of zeros.
 
-    The silo's own code computes the sums: the trust setting is replaced by a trusted server, to which a silo sends
-    its sum without noise.
-
-    Args:
-        cell: Cell of the run.
-        plan: Plan of the run, of any trust setting.
-        shard: Records of the silo.
-        silo_id: Number of the silo.
+    The plan's trust setting is replaced by a trusted server, to which a silo sends its sum without noise.
     """
     records, sending_plan = unit_records(shard, cell), dataclasses.replace(plan, trust=TRUSTED)
     silo = Silo.for_release(silo_id, sending_plan, records, bytes(32), b"")
@@ -240,13 +228,7 @@ def _score_world(
 
 
 def _seeded_release(cell: Cell, plan: Plan, sums: Sequence[Ints]) -> Scores:
-    """Compute y of round 1, (d,), with the noise that a simulation draws by the cell's public seed.
-
-    Args:
-        cell: Cell of the run.
-        plan: Plan of the run.
-        sums: Integer sums of the silos in round 1, (d,) each.
-    """
+    """Compute y of round 1, (d,), from silos' sums (d,) and the noise that the cell's public seed draws."""
     integer_steps, query = IntegerSteps(plan, integer_noise_key(cell.seed)), zero_queries(plan)[0]
     sums_by_party = {SERVER: _sum_vectors(sums)} if plan.trust.adds_noise(SERVER) else dict(enumerate(sums))
     noisy_sums = [
@@ -271,8 +253,8 @@ def _radius_scores(residual: NDArray[np.float64]) -> list[float]:
     """Return Σ cos 2πk of the implied noise, for each width w of `RADIUS_BITS`.
 
     The values z and z' of a feature for the two classes share a radius, r² = z² + z'², and
-    k = 2^w exp(-r²/2) - ½.  The sum is over the radii of all rounds whose k + ½ is less than `_MAX_EXACT_K`.  It
-    is large if those k are integers.
+    k = 2^w exp(-r²/2) - ½.  The sum is over the radii whose k + ½ is less than `_MAX_EXACT_K`, and is large if
+    those k are integers.
 
     Args:
         residual: Implied noise of features in units of its standard deviation, (T, d - 2).
@@ -309,12 +291,8 @@ def hostile_cell(cell: Cell, mu: float) -> Cell | None:
 def attack_with_hostile_queries(cell: Cell, kind: str, seed: int) -> tuple[bool, Scores]:
     """Send queries of one kind to silo 0, whose first record is bright or zero by a fair coin.
 
-    A bright record has features of norm `FAR_NORM`.  All other records are zeros.
-
-    Args:
-        cell: Cell of the size of `hostile_cell`.
-        kind: One of `HOSTILE_KINDS`.
-        seed: Seed of the coin.
+    The cell has the size of `hostile_cell`.  A bright record has features of norm `FAR_NORM`.  Other records are
+    zeros.
 
     Returns:
         The coin, True for a bright record, and the outcome of each test, (2,): 1 if some reply is missing or not
@@ -406,10 +384,6 @@ def _excess_length(plan: Plan, reply: Tensor | None) -> float:
     The limit is the sum of a unit's largest contributions to all T rounds, plus 6 √((d - 2) v) standard deviations
     of the silo's fresh noise vectors.  Here v is T, or the largest variance of a release if that is larger.  A
     missing reply (None) and a masked message give 0.
-
-    Args:
-        plan: Plan of the run of T rounds.
-        reply: Reply of silo 0 in a round, without the bias.
     """
     if reply is None or plan.masked:
         return 0.0

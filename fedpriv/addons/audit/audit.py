@@ -5,11 +5,11 @@ two worlds, chosen by a fair coin: present or absent under zero-out, and one inc
 replace-one.  A *guard* is the process of a silo that has its records and answers queries.  A *family* is a group
 of tests that share one probability of a false refutation.
 
-The deployed code runs on canaries, such as guards with their ledgers, and a server that adds noise with its
-journal.  In a public order, these families of tests try to tell the two worlds of a canary apart:
+Guards with their ledgers, and a server that adds noise with its journal, run on canaries as in a deployment.  In a
+public order, these families of tests try to tell the two worlds of a canary apart:
 
-* canaries in the worst case of clip and relation, in the rounds, in a first step, in evaluations, and in all of
-  these together (`transcripts`, `statistics`),
+* canaries in the worst case of clip and relation, in rounds, first step and evaluations, each part alone and all
+  together (`transcripts`, `statistics`),
 * the same canaries under hostile queries (`attacks.hostile_queries`),
 * the same canaries after a machine is restored from a backup and gets another query (`transcripts`),
 * bits of the noisy integers (`attacks`),
@@ -66,7 +66,7 @@ class Audit:
     `claimed_mu` and `mu` are those of the family whose bound is the largest fraction of its claim.
 
     The claim of secret rounds is a curve.  Then `claimed_mu` is the μ that the curve allows at the rate `alarms`
-    of false alarms, and the family is that with the largest `mu` minus `claimed_mu`.  If only the run's
+    of false alarms, and the family is that with the largest difference of shown and allowed μ.  If only the run's
     evaluations exceed their claim, `claimed_mu` and `mu` are theirs.
     """
 
@@ -82,7 +82,7 @@ class Audit:
     families: Mapping[str, float]
     """Lower bound on μ by family, 0 if it shows nothing."""
     claims: Mapping[str, float]
-    """Claimed μ by family, which differs between parts of a run, or the μ that a curve allows."""
+    """Claimed μ by family, or the μ that a curve allows."""
     sees: Mapping[str, float]
     """Largest share of the noise that is refuted with probability 95 % or more, by family.
 
@@ -126,8 +126,8 @@ def audit(
     """Audit the code path of a cell.
 
     The cell is cut to a few rounds and silos, and recalibrated to `claimed_mu` by the code under audit.  Canaries
-    run on it, each in one of its two worlds by a coin that follows from `seed`.  From the releases each family of
-    tests computes a lower bound on μ, which is compared with the claim.
+    run on it, each in one of its two worlds by a coin that follows from `seed`.  A family of tests computes a
+    lower bound on μ from the releases.
 
     Guarantee: code that keeps its claim is refuted with probability at most 1 - confidence.  Under zero-out an
     absent canary has a gradient at the bias, which is assumed to change no refusal, and no value but the bias's.
@@ -228,9 +228,6 @@ def _worst_result(results: Mapping[str, FamilyResult]) -> FamilyResult:
 def _check_options(cell: Cell, claimed_mu: float, trials: int, confidence: float, seed: int) -> None:
     """Refuse cells that the audit cannot test, and options out of range.
 
-    Such cells are those without noise, those that canaries cannot represent, and those that no deployment runs
-    (trust = "curator").
-
     Raises:
         InputError: With the first reason.
     """
@@ -279,24 +276,14 @@ def _audit_secret_rounds(
 ) -> Audit:
     """Audit secret rounds against the claimed trade-off curve, by two families of tests.
 
-    * "canaries": many planted records in each run.
-    * "company": one planted record in each run, whose other records are known and pull the other way.
+    * "canaries": many planted records in each run.  `trials` is their number, rounded up to whole runs.
+    * "company": one planted record in each run, whose other records are known and pull the other way.  Runs are a
+      sixteenth of `trials`, rounded down.
 
     The claimed curve of a family allows a test some μ, which depends on the test's rate of false alarms.  The
     excess of a family is the lower bound on μ that its best test shows, minus this μ.  The outcome is that of the
-    family with the larger excess, even if both are negative.  If only the run's evaluations of models on test
-    records exceed their claim, the outcome is theirs.
-
-    Args:
-        cell: Cell of the scenario.
-        mu: μ of the claim.
-        trials: Number of canaries in shared runs, rounded up to whole runs of 512, or of one canary a row if there
-            are fewer rows.  The family "company" has a sixteenth of the argument, rounded down, in addition, each
-            in a run of its own.
-        confidence: Confidence of the bounds.
-        seed: Seed of the coins, which decide on the world of each canary.
-        progress: Function that is called with an estimate of the finished share of the work, up to 1.
-        start_time: Start of the audit, by `time.perf_counter`.
+    family with the larger excess.  If only the run's evaluations, on test records, exceed their claim, the outcome
+    is theirs.
     """
     canary_cell, company_cell = secret.make_canary_cell(cell, mu), secret.make_company_cell(cell, mu)
     canary_plan, company_plan = (
@@ -329,7 +316,6 @@ def _audit_secret_rounds(
             company_plan, company_trials, ClaimedCurve(secret.sampled_guarantee(company_plan)), failure
         ),
     }
-    # The outcome shows the family with the largest excess, and evaluations if only they exceed their claim.
     best_result, delta = max(curve_results.values(), key=lambda item: item.excess), cell.privacy.delta
     bound = _Bound(
         best_result.allowed_mu,

@@ -6,7 +6,7 @@ is the process of a silo that has its records and answers queries within a polic
 ledger.  A *shard* is the records of a silo.  A *unit* is what the claim protects: a record, all records of a
 person, or those of a client.  An *increment* is a unit's contribution to a round, which is clipped.
 
-At zero weights a canary's increment before the clip is far above any usual clip, so that its two worlds are as far
+At zero weights a canary's increment before the clip is far above usual clips, so that its two worlds are as far
 apart as the relation allows.  An absent canary under zero-out has features of zeros, and moves only the bias,
 which no test of canaries reads.
 
@@ -60,10 +60,10 @@ class RestartableSilo(SiloEndpoint, Protocol):
 class PublicOrderViews(ShardViews):
     """Forms of a shard whose persons are read in the public order of their numbers.
 
-    A deployed guard derives a secret order of persons from the key of the run.  The guard's releases are a mixture
-    over orders, each as likely for a file as for its neighbour.  An adversary who knows the order sees all that
-    other adversaries see, and more.  So a claim that holds for every order holds for a secret order, too.  The
-    audit tests the stronger adversary, and knows the rounds of its canaries.
+    A deployed guard derives a secret order of persons from the key of the run.  Its releases are a mixture over
+    orders, each as likely for a file as for its neighbour, so that a claim that holds for every order holds for
+    the secret one.  The audit tests the stronger adversary, who knows the order, and with it the rounds of
+    canaries.
     """
 
     def order(self, cell: Cell, key: bytes) -> None:
@@ -95,15 +95,14 @@ class GuardedSilo:
     def back_up(self) -> Callable[[], None]:
         """Copy the ledger and its rollback mark, and return a function that restores the copies.
 
-        The ledger is closed for the copy, and also while the copies are restored.  Then a new guard is opened from
-        it.
+        The ledger is closed for the copy, and opened again by a new guard.
         """
         self._ledger.close()
         contents = {path: path.read_bytes() for path in self._files()}
         self._ledger, self._guard = self._open()
 
         def restore() -> None:
-            """Restore the copied files, delete newer ones, and open the guard from the copies."""
+            """Restore the copied files, delete newer ones, and open a guard from the copies."""
             self._ledger.close()
             for path in self._files() - contents.keys():
                 path.unlink()
@@ -154,7 +153,7 @@ def open_guarded_silos(folder: Path, cell: Cell, plan: Plan, shards: Sequence[Sh
 
 
 def _make_limits(cell: Cell, plan: Plan) -> RunLimits:
-    """Make limits of a policy that allow all of the scenario, because the audit tests replies."""
+    """Make limits of a policy that allow the scenario, because the audit tests replies."""
     rounds = plan.schedule.rounds
     target_mu = cell.target_mu
     assert target_mu is not None  # a cell without noise claims nothing
@@ -244,10 +243,6 @@ def _audit_settings(settings: Settings, rounds: int) -> dict[str, Any]:
 
     Canaries reach the clip only at queries where the model is undecided.  So smoothing and silos' own steps are
     tiny (`Settings.keys_at_rest`).
-
-    Args:
-        settings: Keys of the algorithm.
-        rounds: Number of rounds of the audit.
     """
     sizes = getattr(settings, "noise_sizes", ())
     return {
@@ -265,11 +260,8 @@ def make_canary_objective(cell: Cell, features: int) -> Objective:
 def rows_by_round(cell: Cell) -> list[range]:
     """Return the rows of a silo's order that rounds 1, 2, … read, by the definition of a fixed order.
 
-    A batch is a number of consecutive rows, and a round reads one batch or several.  Each batch is read once in a
-    pass, one after another, and every pass has the same order.
-
-    Args:
-        cell: Cell whose canaries are planted.
+    A batch is a number of consecutive rows, and a round reads one batch or several, one after another.  Passes
+    have the same order.
 
     Returns:
         One range of row indices, from 0, for each round, for batches of the size of silo 0's.
@@ -299,10 +291,6 @@ def why_misread(cell: Cell, rows: Sequence[range]) -> str | None:
     """Describe the first round in which the silos' schedule reads other rows, or return None if all agree.
 
     The schedule's `batches` are code under audit, and the expected rows are computed without them.
-
-    Args:
-        cell: Cell whose schedule is checked.
-        rows: Rows that rounds 1, 2, … should read, from `rows_by_round`.
     """
     batch_size = cell.batch_sizes[0]
     for t, expected in enumerate(rows, start=1):
@@ -329,8 +317,8 @@ class CanaryLayout:
     def from_rows(passes: Sequence[range], heaviest: int, canaries: int, batch: int) -> "CanaryLayout":
         """Put up to `batch` canaries into round `heaviest`, and spread the rest over the other rounds.
 
-        The other rounds get their canaries in turn, at most `batch` each.  A round that reads the same rows as an
-        earlier one gets none of them.  The canaries of a round have its first rows.
+        The other rounds get canaries in turn, at most `batch` each, and none if they read the same rows as an
+        earlier round.  The canaries of a round have its first rows.
 
         Args:
             passes: Rows of the silo's order that rounds 1, 2, … read.
@@ -377,8 +365,8 @@ def expand_units(shard: Shard, unit: Unit) -> Shard:
     """Return a shard with one unit for each row of `shard`, which is `shard` itself if units are records.
 
     The person of a canary that is not zero has three times as many records as count, and any other person has
-    one.  All records of a canary point the same way, far beyond the clip, so that a clip of each record in place
-    of each person would add them up.
+    one.  Records of a canary are equal and far beyond the clip, so that a clip of each record in place of each
+    person would add them up.
     """
     if unit.name == RECORD.name:
         return shard
@@ -390,12 +378,8 @@ def expand_units(shard: Shard, unit: Unit) -> Shard:
 def unit_records(shard: Shard, cell: Cell) -> Records:
     """Convert a shard of canaries to inputs of the cell's model, grouped by the unit of protection.
 
-    Each row of the shard becomes a unit: a record, a person (`expand_units`), or a client.  A client has the
-    largest number of records that count, all equal.
-
-    Args:
-        shard: Records of a silo, one row for each unit.
-        cell: Small cell of the audit, which has the unit and the model.
+    A row of the shard becomes a record, a person (`expand_units`), or a client, who has the largest number of
+    records that count, all equal.
     """
     unit = cell.privacy.protected_unit
     if unit.name != CLIENT.name:

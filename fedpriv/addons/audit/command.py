@@ -80,10 +80,6 @@ def _format_family(outcome: Audit, name: str, bound: float) -> str:
 def _show_progress() -> Iterator[Callable[[float], None]]:
     """Show progress on stderr, as a bar on a terminal that can draw one and in lines elsewhere.
 
-    Lines are at least 5 seconds apart.
-
-    Standard output stays free for JSON.
-
     Yields:
         Function to call with the share of the work that is finished, approximately, from 0 to 1.
     """

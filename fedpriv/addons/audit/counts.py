@@ -48,10 +48,6 @@ def make_counts_cell(cell: Cell, mu: float) -> Cell:
     """Cut a plan to two rows in each of at most three silos, recalibrated to `mu` by the code under audit.
 
     The unit of protection is a record.  The tables of the plan, and so the length d of a release, stay the same.
-
-    Args:
-        cell: Cell of the plan of statistics.
-        mu: μ of the claim.
     """
     schema, silos = _schema(cell), min(cell.federation.silos, _MAX_SILOS)
     table = schema.model_copy(update={"sites": schema.sites[:silos]}) if schema.sites else schema
@@ -93,14 +89,9 @@ def find_furthest_pair(cell: Cell, plan: Plan, seed: int) -> _WorldPair:
     """Find the two worlds of the relation that lie furthest apart, among up to 400 candidate records.
 
     Distance is the l2 distance of increments, in clips.  Under zero-out the second world is the absence of the
-    record with the longest increment.  In the column of an axis the first candidates have values of all its cells,
-    as far as there are enough candidates, and the others have random ones of these values.  If axes share a
-    column, the last of them decides.  If the search misses a pair that is further apart, that costs power only.
-
-    Args:
-        cell: Small run, from `make_counts_cell`.
-        plan: Plan of the run.
-        seed: Seed of the random records.
+    record with the longest increment.  In the column of an axis the first candidates have the values of
+    `_axis_values` in turn, as far as there are enough candidates, and the others have random ones of them.  If
+    axes share a column, the last one decides.  A pair that is further apart may be missed, which costs power only.
     """
     settings = cell.model.settings
     assert isinstance(settings, StatisticsSettings)
@@ -127,10 +118,9 @@ def find_furthest_pair(cell: Cell, plan: Plan, seed: int) -> _WorldPair:
 
 
 def _axis_values(axis: Axis) -> NDArray[np.float64]:
-    """Return raw values in all cells of an axis, the outermost edges or codes first.
+    """Return raw values in the cells of an axis, the outermost edges or codes first.
 
-    A cell has none if float64 rounds its value into another cell.  NaN is in the cell of missing values.  An axis
-    without edges has the codes 0 … words - 1 of a vocabulary.
+    NaN is in the cell of missing values.  An axis without edges has the codes 0 … words - 1 of a vocabulary.
     """
     if axis.edges is None:
         return np.array([0.0, *range((axis.words or 1) - 1, 0, -1), np.nan])
@@ -146,17 +136,10 @@ class _CountingSilo(GuardedSilo):
     def __init__(
         self, folder: Path, silo_id: int, cell: Cell, raw: NDArray[np.float64], *, is_present: bool
     ) -> None:
-        """Open the guard of a silo whose table has one record that counts, or none.
+        """Open the guard of a silo whose table has the record `raw`, (columns,), in row 0 if `is_present`.
 
         The label -1, or NaN in a regression, marks rows that do not count.  Statistics read the raw record, so
         that the features of the shard are zeros.
-
-        Args:
-            folder: Folder for the guard's ledger and the key of the records.
-            silo_id: Number of the silo.
-            cell: Cell of the plan of statistics.
-            raw: Raw record of the silo's world, (columns,).
-            is_present: Whether the record is in the silo's first row.
         """
         schema, cells = _schema(cell), np.zeros((_ROW_COUNT, len(raw)))
         labels = np.full(_ROW_COUNT, -1) if schema.class_count else np.full(_ROW_COUNT, np.nan)
@@ -196,14 +179,6 @@ def audit_counts(
     noise it is positive in world 0 and negative in world 1.  The bound is the larger one of those at threshold 0
     and at a threshold that a quarter of the trials chooses, with half of `failure` each.  The result also has the
     largest share of the noise at which as many trials would refute the claim with probability 95 %.
-
-    Args:
-        cell: Cell of the plan of statistics.
-        mu: μ of the claim.
-        trials: Number of releases.
-        failure: Probability that the bound is wrong, at most.
-        seed: Seed of the coins and of the random records.
-        steps: Counter, which counts one step for each release.
     """
     small_cell = make_counts_cell(cell, mu)
     plan = make_plan(small_cell, make_schema_task(small_cell, _schema(small_cell)).objective, for_release=True)

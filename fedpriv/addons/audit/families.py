@@ -6,9 +6,9 @@ A *cell* is a run with every key of its scenario resolved, and its *small cell* 
 and sampling, on a linear model, with few rounds, silos and records.  A *family* is a group of tests that share one
 probability of a false refutation (`failure`).
 
-A run is audited in parts: its rounds, its first step, which is a round of DP-SGD, and its evaluations.  Each part
-is a cell with a claim of its own.  The releases of all parts about the same canaries are tested against the
-composed claim.  The *heaviest round* of a part is the one whose canaries a test separates best.
+A run is audited in parts: its rounds, its first step, which is a round of DP-SGD, and its evaluations.  A part is
+a cell with a claim of its own.  The releases of all parts together are tested against the composed claim.  The
+*heaviest round* of a part is the one whose canaries a test separates best.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -88,7 +88,7 @@ def detectable_noise_share(margins: Scores, claimed_mu: float, trials: int, fail
 
     On noise of f times its size the test guesses a canary wrongly with probability Φ(-margin / f).  The claim is
     refuted if wrong guesses, whose number is at most as dispersed as a binomial one, are so few that the bound of
-    `bound_at_threshold` exceeds `claimed_mu`.  Noise of every smaller share is refuted with this probability, too.
+    `bound_at_threshold` exceeds `claimed_mu`.  Smaller shares are refuted with this probability, too.
 
     Args:
         margins: Distance of each canary's expected score to the threshold, in standard deviations of the full
@@ -98,7 +98,7 @@ def detectable_noise_share(margins: Scores, claimed_mu: float, trials: int, fail
         failure: Probability of failure of the family of tests, half of which the best test has.
 
     Returns:
-        f, a multiple of 0.001 up to 1, or 0 if no share can be refuted.
+        f, a multiple of 0.001 up to 1, or 0 if the smallest is not refuted.
     """
     max_wrong_guesses = _max_wrong_guesses(claimed_mu, trials, failure * BEST_TEST_SHARE / 2.0)
     if max_wrong_guesses < 0:
@@ -162,13 +162,6 @@ class AuditedPart(NamedTuple):
     def from_cell(cell: Cell, mu: float, runs: int, seed: int, composed_mu: float) -> "AuditedPart":
         """Cut a cell to the size of an audit.
 
-        Args:
-            cell: Cell of the part.
-            mu: μ of the part's claim.
-            runs: Number of runs of the canaries.
-            seed: Seed of the audit.
-            composed_mu: μ of all parts together that read the same records.
-
         Raises:
             AuditRefutedError: If the small cell's schedule reads other records than the claim assumes.
             InputError: If the cell has no fixed order, or the small cell is refused.
@@ -212,14 +205,8 @@ def run_seed(seed: int, number: int) -> int:
 def make_run_parts(cell: Cell, mu: float, runs: int, seed: int) -> dict[str, AuditedPart]:
     """Make the parts of a run whose records have the claim `mu`: rounds, first step and evaluations.
 
-    Rounds and first step have shares of `mu`, in the proportion of their shares of the cell's own target.
-    Evaluations have the whole of it, because test records are other records.
-
-    Args:
-        cell: Cell of the scenario, which has noise.
-        mu: μ of the claim.
-        runs: Number of runs of each part's canaries.
-        seed: Seed of the audit.
+    Rounds and first step have the parts of `mu` that they have of the cell's own target.  Evaluations have the
+    whole of it, because test records are other records.
 
     Returns:
         Parts by name: "rounds", and if the run has them `FIRST_STEP` and "evaluations".
@@ -320,13 +307,6 @@ def _audit_all_parts(
     Canaries of the heaviest rounds have the same coins in all parts.  A canary's evidence is the sum, over all
     parts, of the log-likelihood ratio of its presence to its absence.  The bound is the larger one of those at
     threshold 0 and at a threshold that a quarter of the trials chooses, with half of `failure` each.
-
-    Args:
-        parts: Parts of the run by name, two or more.
-        plans: Plan of each part's small cell.
-        trials: Trials of each part.
-        margins: Margins of the canaries in the best test of each part (`find_margins`).
-        failure: Probability that the bound is wrong, at most.
     """
     coins = [trials[name].select_round(heaviest_round(plans[name])).present for name in parts]
     assert all(np.array_equal(coins[0], part_coins) for part_coins in coins)
@@ -349,14 +329,9 @@ def _audit_all_parts(
 def _audit_driven_canaries(part: AuditedPart, failure: float, steps: StepCounter) -> tuple[float, str]:
     """Return the largest lower bound on μ from canaries under hostile queries, and the name of the test.
 
-    Hostile queries have weights of extreme size, huge or denormal.  Increments of canaries may change their sign
-    under such a query.  So all tests run on the releases and on the negated releases, with half of `failure` each.
-    A quarter as many runs are made as for other canaries, rounded up.
-
-    Args:
-        part: Rounds of the run under audit.
-        failure: Probability that the bound is wrong, at most.
-        steps: Counter, which counts one step for each run.
+    Increments of canaries may change their sign under a hostile query.  So the tests run on the releases and on
+    the negated releases, with half of `failure` each.  Runs are a quarter as many as for other canaries, rounded
+    up.
     """
     plan = part.build_plan()
     # A query has one feature for each canary, and runs of few rounds have fewer canaries.
@@ -378,9 +353,9 @@ def _reduce_run_count(runs: int) -> int:
 def _audit_rollback(part: AuditedPart, failure: float, steps: StepCounter) -> tuple[float, str]:
     """Return the largest lower bound on μ, and its test, from releases before and after a rollback.
 
-    A rollback restores a machine from its backup.  Here it is restored to the start of the round where canaries
-    weigh most, which then gets another query.  Round 2, if there is one, takes the place of round 1, because a run
-    that is opened again draws another key.
+    A rollback restores machines from a backup, here to the start of the round where canaries weigh most, which
+    then gets another query.  Round 2, if there is one, takes the place of round 1, because a run that is opened
+    again draws another key.
     """
     t = max(heaviest_round(part.build_plan()), min(2, part.small_cell.schedule.rounds))
     layout = CanaryLayout.from_rows(rows_by_round(part.small_cell), t, HEAVIEST_ROUND_COUNT, HEAVIEST_ROUND_COUNT)
@@ -436,15 +411,7 @@ def _rounds_family(
     count_steps: Callable[[int], float],
     find_bound: Callable[[AuditedPart, float, StepCounter], tuple[float, str]],
 ) -> _Family:
-    """Make a family that tests the rounds only, because it tests code that all parts share.
-
-    Args:
-        name: Name of the family and of its result.
-        failure_share: Share of the audit's probability of failure.
-        count_steps: Number of steps of the progress, a function of the number of runs.
-        find_bound: Function from the rounds, the probability of failure and the counter to the lower bound on μ
-            and the name of its test.
-    """
+    """Make a family that tests the rounds only, because the parts share the code under test."""
 
     def run_family(
         parts: Mapping[str, AuditedPart], failure: float, steps: StepCounter

@@ -25,7 +25,7 @@ class AuditRequest:
     trials: Annotated[
         int,
         typer.Option(
-            help="Number of canaries. In a public order a quarter of them is in the round where they weigh most."
+            help="Number of canaries. In a public order a quarter or more are in the round where they weigh most."
         ),
     ] = 16_384
     confidence: Annotated[float, typer.Option(help="Confidence of the lower bound that is shown.")] = 0.99

@@ -1,9 +1,9 @@
 """Canaries in secret rounds, and tests that know as much about their rounds as an adversary.
 
-A *canary* is a planted unit, such as a record, present or absent by a fair coin, which is one trial.  Its rounds
-are *secret* if only the silo knows them.  An *epoch* is a pass over the records.  A *release* is a vector of a
-round with its noise, projected on the direction of a canary.  Two families of tests are compared with the claimed
-curve (`statistics.ClaimedCurve`):
+A *canary* is a planted unit, such as a record, which a fair coin makes present or absent (under replace-one, gives
+the opposite increment), and which is one trial.  Its rounds are *secret* if only the silo knows them.  An *epoch*
+is a pass over the records.  A *release* is a vector of a round with its noise, projected on the direction of a
+canary.  Two families of tests are compared with the claimed curve (`statistics.ClaimedCurve`):
 
 * Canaries: one run of the deployed path has many canaries, each in rounds that the silo draws.  The best test is
   the mean of the likelihood ratios over the rounds that are possible.  Other tests suit broken schedules, for
@@ -12,9 +12,10 @@ curve (`statistics.ClaimedCurve`):
   who knows the other records must not learn the canary's round from them, nor from the divisor of the sum.
 
 Releases are in units of one record's clipped weight.  If all rounds have the same clip and the same independent
-noise, a release without other records is z · N(0, 1), plus 1 in rounds of a canary that is present.  Rows of a
-silo's order are in public groups: row i is in group i mod `groups`, and its secret rounds t (from 1) are drawn
-among those with t - 1 ≡ i (mod `groups`).  An epoch has `bins` such rounds.  Shapes name n canaries and T rounds.
+noise, a release without other records is z · N(0, 1), plus 1 in rounds of a canary that is present, or minus 1 if
+it has the opposite increment.  Rows of a silo's order are in public groups: row i is in group i mod `groups`, and
+its secret rounds t (from 1) are drawn among those with t - 1 ≡ i (mod `groups`).  An epoch has `bins` such rounds.
+Shapes name n canaries and T rounds.
 """
 
 import math
@@ -97,7 +98,7 @@ def make_canary_cell(cell: Cell, mu: float) -> Cell:
 def make_company_cell(cell: Cell, mu: float) -> Cell:
     """Cut a cell to one silo of few records, and let the silo add the noise to its own sums.
 
-    A silo's schedule and its sums before noise are the same in every trust setting.
+    Neither the silo's schedule nor its sums before noise depend on the trust setting.
     """
     rounds, epochs = small_run_size(cell)
     company_cell = make_audit_cell(cell, mu, rounds, 1, _COMPANY_BATCH_SIZE, epochs)
@@ -147,10 +148,6 @@ def _to_weight_units(plan: Plan, releases: Floats) -> Floats:
     its matched filter, c_tᵀ B⁻¹ r / (‖c_t‖ m), with the largest product m of a round's weight and its column's
     norm.
 
-    Args:
-        plan: Plan of the run.
-        releases: Releases along each canary, (n, T).
-
     Returns:
         Releases in units of one record's clipped weight, (n, T).
     """
@@ -173,10 +170,6 @@ def _factorize(mechanism: Mechanism, workload: Workload) -> tuple[Floats, Floats
 
     The workload A maps increments to running sums that never restart: its entries are decay^(t-k) for k ≤ t, else
     0.  So C is B⁻¹ A.
-
-    Args:
-        mechanism: Mechanism with the noise factor B.
-        workload: Number of rounds T, and decay, of A.
     """
     noise_factor = find_noise_factor(mechanism, workload.rounds)
     indices = np.arange(workload.rounds)
@@ -186,10 +179,6 @@ def _factorize(mechanism: Mechanism, workload: Workload) -> tuple[Floats, Floats
 
 def run_canaries(small_cell: Cell, seed: int) -> CanaryTrials:
     """Run canaries of silo 0 once on the path of a deployment.
-
-    Args:
-        small_cell: Cell from `make_canary_cell`.
-        seed: Seed of the coins.
 
     Returns:
         Trials of `CANARY_COUNT` canaries, or of one canary a row if the silo has fewer rows.
@@ -325,8 +314,8 @@ class Evidence:
     def _mix_ratios(self, ratios: Floats, row: NDArray[np.int64]) -> Floats:
         """Mix each canary's log-likelihood ratios over its possible rounds, (n, T) -> (n,).
 
-        An adversary does not know which rounds were drawn.  So the likelihood is a mean over the sets of rounds
-        that the schedule can draw for the canary's row, weighted by their probability.
+        The likelihood is a mean over the sets of rounds that the schedule can draw for the canary's row, weighted
+        by their probability.
 
         Args:
             ratios: Log-likelihood ratio of each canary and round, (n, T), or (n, rounds of one epoch).
@@ -335,8 +324,7 @@ class Evidence:
         scores = np.empty(len(ratios))
         for group in range(self.schedule.groups):
             members = row % self.schedule.groups == group
-            if members.any():
-                # A row takes part in rounds of its group only.
+            if members.any():  # rounds of other groups have none of these rows
                 scores[members] = _MIXTURES[type(self.schedule)](
                     self.schedule, ratios[members, group :: self.schedule.groups]
                 )
@@ -347,10 +335,6 @@ def _mix_per_epoch(schedule: SecretOrder, ratios: Floats) -> Floats:
     """Mix log-ratios (n, epochs · bins) over one secret round of the `bins` rounds of every epoch.
 
     The largest ratio of an epoch is taken out of the sum, so that exponentials do not overflow.
-
-    Args:
-        schedule: Schedule, whose `bins` are the rounds of a group in an epoch.
-        ratios: Log-ratios of canaries of one group, in the rounds of this group.
 
     Returns:
         Σ_e ln((1/bins) Σ_b exp(ratios[e, b])), (n,), over epochs e and their rounds b of the canaries' group.
@@ -376,10 +360,10 @@ def _mix_per_round(schedule: SecretOrder, ratios: Floats) -> Floats:
 def _mix_any_rounds(schedule: SecretOrder, ratios: Floats) -> Floats:
     """Mix log-ratios (n, rounds) over all sets of `passes` = rounds / bins rounds.
 
-    Each of these sets has the same probability.  Rounds are those of one group, and the schedule has `bins` of
-    them in an epoch.  The sum over all sets of k rounds of the product of their r_t = exp(ratios[t]) is the
-    elementary symmetric polynomial e_k.  Round t updates e_k ← e_k + r_t e_(k-1) for k = passes … 1, in
-    logarithms, and e_0 is 1.
+    The sets have the same probability.  Rounds are those of one group, and the schedule has `bins` of them in an
+    epoch.  The sum over all sets of k rounds of the product of their r_t = exp(ratios[t]) is the elementary
+    symmetric polynomial e_k.  Round t updates e_k ← e_k + r_t e_(k-1) for k = passes … 1, in logarithms, and e_0
+    is 1.
 
     Returns:
         ln(e_passes / (number of sets of `passes` rounds)), (n,).
@@ -421,12 +405,7 @@ def evaluate_canaries(
 ) -> CurveResult:
     """Return the result with the largest excess over the claim among the tests of many canaries.
 
-    Args:
-        small_cell: Cell of the trials.
-        plan: Plan of the cell.
-        trials: Trials of all runs.
-        curve: Claimed trade-off curve.
-        failure: Probability that some test refutes a true claim, at most.
+    Some test refutes a true claim with probability at most `failure`.
     """
     evidence, batch = make_evidence(plan), plan.batch_sizes[0]
     integer_randomness = KeyedNormal(integer_noise_key(small_cell.seed), np.float64).sampling_randomness()
@@ -445,11 +424,7 @@ def evaluate_canaries(
 def evaluate_company(plan: Plan, trials: CanaryTrials, curve: ClaimedCurve, failure: float) -> CurveResult:
     """Return the result with the largest excess over the claim among tests in known company.
 
-    Args:
-        plan: Plan of the cell of the trials.
-        trials: Trials of all runs, with one canary each.
-        curve: Claimed trade-off curve.
-        failure: Probability that some test refutes a true claim, at most.
+    Some test refutes a true claim with probability at most `failure`.
     """
     best_tests = {"a round that all others leave": make_evidence(plan).score_known_company(trials)}
     return _find_largest_excess(

@@ -1,9 +1,9 @@
 """Statistics of an audit: lower bounds on μ, tests of canaries, and claims that are curves.
 
-A *canary* is a planted unit, such as a record.  A trial is one canary in one run.  Every trial has a world,
-present or absent, chosen by a fair coin, and a score.  A *release* is a noisy sum or mean of a round, projected on
-the canary's direction.  A test that is given a threshold guesses "present" for scores above it.  Two facts on a
-μ-GDP release turn scores into lower bounds on μ, with confidence:
+A *canary* is a planted unit, such as a record.  A trial is one canary in one run.  A trial has a score, and a
+world that a fair coin chooses: present, or absent, which is the opposite increment under replace-one.  A *release*
+is a noisy sum or mean of a round, projected on the canary's direction.  A test that is given a threshold guesses
+"present" for scores above it.  Two facts on a μ-GDP release turn scores into lower bounds on μ, with confidence:
 
 * No test has Φ⁻¹(1 - FPR) - Φ⁻¹(FNR) > μ (Dong, Roth & Su 2022).  So upper bounds on both error rates of a test
   give a lower bound on μ (Nasr et al. 2023, "Tight auditing of differentially private machine learning", section
@@ -11,8 +11,8 @@ the canary's direction.  A test that is given a threshold guesses "present" for 
 * No test guesses the world of a fair coin with a probability above Φ(μ/2).  So a lower bound on that probability
   gives another lower bound on μ.
 
-The way in which a test computes its scores, and its share of the probability that the audit may be wrong
-(`failure`), are fixed before the trials.
+The scores of a test, as functions of the trials, and its share of the probability that the audit may be wrong
+(`failure`) are fixed before the trials.
 
 A claim may be a curve of (ε, δ) in place of a μ, which holds for both orders of two neighbours.  Under it every
 test with the rate α of false alarms has a rate β of misses with
@@ -63,8 +63,8 @@ class ErrorCounts(NamedTuple):
 def mu_lower_bound(scores: Scores, present: NDArray[np.bool_], failure: float) -> float:
     """Return a lower bound on μ that is wrong with a probability of at most `failure`.
 
-    The threshold with the best bound is chosen on the first quarter of the trials.  The result is the bound of the
-    other trials at this one threshold.
+    The threshold with the best bound is chosen on the first quarter of the trials, and the other trials are
+    evaluated at this threshold.
 
     Guarantee: the bound has this probability of failure if trials are independent and their coins are fair.  The
     threshold depends on the first quarter of the trials only.
@@ -88,8 +88,7 @@ def mu_lower_bound(scores: Scores, present: NDArray[np.bool_], failure: float) -
 def bound_at_threshold(threshold: float, scores: Scores, present: NDArray[np.bool_], failure: float) -> float:
     """Return a lower bound on μ at a threshold that was fixed without a look at these trials, at least 0.
 
-    The bound is wrong with a probability of at most `failure`, as that of `mu_lower_bound`.  All trials count, and
-    none chooses the threshold, so that the bound suits few trials.
+    The bound is wrong with a probability of at most `failure`, if trials are independent and their coins are fair.
     """
     return max(0.0, float(_mu_bounds(count_errors(np.array([threshold]), scores, present), failure)[0]))
 
@@ -126,7 +125,7 @@ def _mu_bounds(errors: ErrorCounts, failure: float) -> Scores:
 def upper_rates(events: NDArray[np.int64], trials: int, failure: float) -> Scores:
     """Return upper bounds on the rates of `events`, each wrong with a probability of at most `failure`.
 
-    The bounds are those of Clopper & Pearson, and 1 if every one of the `trials` is an event or there are none.
+    The bounds are those of Clopper & Pearson, and 1 if all `trials` are events, also for 0 trials.
     """
     rates = special.betainccinv(events + 1.0, np.maximum(trials - events, 1.0), failure)
     return np.where(events >= trials, 1.0, rates)
@@ -135,7 +134,7 @@ def upper_rates(events: NDArray[np.int64], trials: int, failure: float) -> Score
 BEST_TEST_SHARE = 0.5
 """Share of the failure for the best test of correct code.
 
-The best test is the matched filter on the whole transcript of canaries in the heaviest round.  The threshold lies
+The test is the matched filter on the whole transcript of canaries in the heaviest round, with the threshold
 half-way between the expected scores of both worlds.
 """
 
@@ -211,8 +210,7 @@ def log_likelihood_ratios(plan: Plan, trials: Trials) -> Scores:
 
     With the score x of the matched filter, it is (x - midpoint) · D w / σ²: w is the canary's weight times its
     clip, D the distance of both worlds in units of w, and σ the standard deviation of the noise
-    (`canary_weight_and_std`).  Logarithms for independent releases of the same canaries add up, and their sum is
-    the best joint test.
+    (`canary_weight_and_std`).
     """
     heaviest = heaviest_round(plan)
     scores = _replace_nonfinite(trials.select_round(heaviest).releases @ matched_filter(plan, heaviest))
@@ -237,12 +235,8 @@ def find_margins(plan: Plan, exact_trials: Trials) -> Scores:
     """Return the distance of each canary's score to the threshold, in units of the score's noise.
 
     A unit is a standard deviation.  The score is that of the best test, `log_likelihood_ratios`, and the threshold
-    is 0.  The test guesses a canary wrongly with probability Φ(-margin).  If canaries reach the clip, all margins
-    are half of the distance of both worlds (`separation`).
-
-    Args:
-        plan: Plan of the run.
-        exact_trials: Trials without noise, from `collect_exact_trials`.
+    is 0.  The test guesses a canary wrongly with probability Φ(-margin).  If canaries reach the clip, margins are
+    half of the distance of both worlds (`separation`).  Trials are without noise (`collect_exact_trials`).
     """
     signs = np.where(exact_trials.select_round(heaviest_round(plan)).present, 1.0, -1.0)
     return np.asarray(signs * log_likelihood_ratios(plan, exact_trials) / separation(plan))
@@ -281,9 +275,9 @@ def _midpoint(plan: Plan, canary_round: int) -> float:
 def _canary_scores(plan: Plan, canary_round: int, trials: Trials) -> Mapping[str, tuple[Scores, int]]:
     """Return the scores (n,) of each test by name, and the number of runs that the test reads.
 
-    A large score is a guess of "present".  The matched filter on the whole transcript is the best test for correct
-    code at queries of zeros.  Single releases, their sum from the canary's round on, and differences (of two
-    rounds, of silos 0 and 1, of two runs) show noise that is repeated, missing or badly stored.
+    Scores are large if the canary is present.  The matched filter on the whole transcript is the best test for
+    correct code at queries of zeros.  Single releases, their sum from the canary's round on, and differences (of
+    two rounds, of silos 0 and 1, of two runs) show noise that is repeated, missing or badly stored.
 
     Args:
         plan: Plan of the run.
@@ -378,7 +372,7 @@ class CurveResult(NamedTuple):
     """μ that a test shows, and μ that the claim allows at the test's rate of false alarms."""
 
     mu: float
-    """Lower bound on μ, which may be below 0, for example if trials are few."""
+    """Lower bound on μ, which may be below 0."""
     allowed_mu: float
     """μ that the claimed curve allows at `false_alarm_rate`."""
     false_alarm_rate: float
@@ -419,8 +413,8 @@ def evaluate_on_curve(
 ) -> CurveResult:
     """Evaluate a test whose `scores` (n,) are large if the canary is `present` (n,).
 
-    The threshold whose shown μ exceeds the allowed μ most is chosen on the first quarter of the trials.  The
-    result is that of the other trials at this one threshold, under the name `test`.
+    The threshold whose shown μ exceeds the allowed μ most is chosen on the first quarter of the trials, and the
+    other trials are evaluated at this threshold.
 
     Guarantee: where the claim holds, trials are independent and coins fair, `excess` is above 0 with probability
     at most `failure`.

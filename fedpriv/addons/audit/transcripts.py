@@ -7,14 +7,15 @@
 | trusted | deployed server with its journal, and guards | releases of the server |
 | trusted, with clients | the same server, and its pool of clients | releases of the server |
 
-A *canary* is a planted unit, such as a record, that a fair coin makes present or absent.  Canaries are in silo 0
-and have one feature each, so that a vector can be projected on each canary's direction.  A *guard* is the process
-of a silo that has its records, answers queries, and stores its replies in a ledger.  A *release* is a vector (d,)
-of a round with its noise, and a *reply* is what a silo sends to the server.  A *pass* is an epoch, or a turn of
-every client in a cohort.  A *cell* is one run of a scenario, with all of its settings.
+A *canary* is a planted unit, such as a record, that a fair coin makes present or absent, which is the opposite
+increment under replace-one.  Canaries are in silo 0 and have one feature each, so that a vector can be projected
+on each canary's direction.  A *guard* is the process of a silo that has its records, answers queries, and stores
+its replies in a ledger.  A *release* is a vector (d,) of a round with its noise, and a *reply* is what a silo
+sends to the server.  A *pass* is an epoch, or a turn of every client in a cohort.  A *cell* is one run of a
+scenario, with all of its settings.
 
-Guards restart from their ledgers, and servers from their journals.  So some views are collected with a restart
-after half of the rounds.  `run_rollback` has the views before and after a machine is restored from its backup.
+Some views are collected with a restart after half of the rounds, of a guard from its ledger or of the server from
+its journal.
 """
 
 import dataclasses
@@ -89,8 +90,8 @@ def check_canary_units(cell: Cell) -> None:
     * clients as units without a pool of clients, as guards of silos have no clients,
     * rounds that are drawn for each unit and public, because the tests need cohorts in turn,
     * a clip that follows a quantile, because it is a coordinate of its own in releases,
-    * local steps so short that the first local step of a canary, from the model 0, is less than 10 clips long.
-      A canary's update has to reach the clip, since the tests assume an update of that norm.
+    * local steps so short that the first local step of a canary, from the model 0, is less than 10 clips long,
+      because the tests assume that a canary's update reaches the clip.
 
     Raises:
         InputError: With the first reason, in one line.
@@ -221,11 +222,12 @@ def run_trials(cell: Cell, layout: CanaryLayout, seed: int, queries: Sequence[Te
         cell: Small cell of the audit.
         layout: Rounds and rows of the canaries.
         seed: Seed of the coins.
-        queries: Queries in place of zeros.  With them the trials have no differences.
+        queries: Queries in place of zeros, or None.
 
     Returns:
-        Trials with the releases of all rounds.  If the adversary sees single silos they may have differences, too:
-        of silos 0 and 1, and of two runs of silo 0, the second with other queries.
+        Trials with the releases of all rounds.  If the adversary sees single silos, and `queries` is None, they
+        have differences, too: of two runs of silo 0, the second with other queries, and of silos 0 and 1 if there
+        is a silo 1.
     """
     count = len(layout.rounds)
     plan = make_plan(cell, make_canary_objective(cell, count), for_release=True)
@@ -246,11 +248,6 @@ def collect_exact_trials(cell: Cell, layout: CanaryLayout, seed: int) -> Trials:
     """Compute the adversary's releases without noise, in a run with the coins of `run_trials`.
 
     The releases are those of silo 0, or its part in the mean over all silos if the adversary sees no silo alone.
-
-    Args:
-        cell: Small cell of the audit.
-        layout: Rounds and rows of n canaries.
-        seed: Seed of the coins.
 
     Returns:
         Trials with the releases of all rounds, without differences.
@@ -278,12 +275,6 @@ def run_rollback(cell: Cell, layout: CanaryLayout, seed: int, t: int) -> Trials:
 
     Machines are the silos, and the server if it keeps a journal.  The repetition has another query in round t.  If
     round t got the same noise both times, the noise would cancel in the difference of its two releases.
-
-    Args:
-        cell: Small cell of the audit.
-        layout: Rounds and rows of the canaries.
-        seed: Seed of the coins.
-        t: Round before which the backup is made, from 1.
 
     Returns:
         Trials with the releases of all rounds before the restoration.  Their `run_differences` are the releases of
@@ -362,11 +353,6 @@ def open_silos(
     """Yield a new folder, and a guard or pool of clients for each shard, and remove the folder afterwards.
 
     Each row of a shard becomes a unit of protection: a record, the records of a person, or a client.
-
-    Args:
-        cell: Small cell of the audit.
-        plan: Plan of the cell.
-        shards: Shard of each silo, in order.
     """
     with temporary_folder() as name:
         silos: Sequence[RestartableSilo]
@@ -389,11 +375,6 @@ def _run_twice(
 
     Both runs read the same records, and the second one has another query in all rounds, at which present canaries
     add almost nothing.  Silo 0 is restarted after half of the rounds, unless there is only one.
-
-    Args:
-        plan: Plan of the run, whose silos add the noise and whose messages are not masked.
-        silos: All silos of the run.
-        queries: Queries of the first run, one for each round of the plan.
 
     Returns:
         Replies (d,) by round: of silo 0 in the first run, of silo 0 in the second run, and of silo 1, an empty
@@ -428,11 +409,6 @@ def collect_masked_sums(
     A message has the noisy integers of a silo, plus a mask of integers modulo 2^`word_bits`.  The masks are made
     with the public keys of all silos, and cancel in the sum.  The guard of silo 0 is restarted after half of the
     queries, unless there is only one.
-
-    Args:
-        plan: Plan of the run, whose messages are masked.
-        silos: All silos of the run.
-        queries: Queries of rounds 1 … T.
     """
     keys, sums = b"".join(silo.public_key("run") for silo in silos), []
     for t, query in enumerate(queries, start=1):
@@ -466,15 +442,8 @@ def collect_broadcasts(
 ) -> list[Tensor]:
     """Collect the releases of a deployed server that adds the noise, in the rounds that have `queries`.
 
-    The server runs with the silos as its clients, and writes a journal.  It ends after half of the rounds, and a
-    second server continues from the journal.  A single round has one server.  Silo 0 is restarted after each
-    half of the rounds.
-
-    Args:
-        plan: Plan of the run.
-        folder: Folder of the server's journal.
-        silos: All silos of the run.
-        queries: Queries that the server sends, in place of those of an optimizer.
+    The server runs with the silos as its clients, and writes a journal.  It ends after half of the rounds, if
+    there are several, and a second server continues from the journal.  Silo 0 is restarted after each half.
 
     Returns:
         Releases (d,) of rounds 1, 2, …

@@ -37,7 +37,7 @@ class ExponentFit:
 def fit_power(pairs: Sequence[tuple[float, float]]) -> ExponentFit | None:
     """Fit the exponent of y ~ x^exponent, or return None for fewer than two pairs.
 
-    The fit is by least squares of ln y on ln x.  Its 95 % interval is by Student's t, and infinite for two pairs.
+    The fit is by least squares of ln y on ln x.
 
     Args:
         pairs: Pairs (x, y) of positive numbers, whose x are not all equal.
@@ -47,7 +47,7 @@ def fit_power(pairs: Sequence[tuple[float, float]]) -> ExponentFit | None:
     from scipy import stats  # takes half a second
 
     line = stats.linregress(*np.log(np.array(pairs)).T)
-    stderr = 0.0 if math.isnan(line.stderr) else float(line.stderr)  # equal values have no correlation, and fit
+    stderr = 0.0 if math.isnan(line.stderr) else float(line.stderr)  # NaN for equal y, which the fit meets
     half_width = float(stats.t.ppf(0.5 + CONFIDENCE / 2, len(pairs) - 2)) * stderr if len(pairs) > 2 else math.inf
     return ExponentFit(float(line.slope), half_width, len(pairs))
 
@@ -199,10 +199,6 @@ def _draw_lines(axes: "Axes", figure: RateFigure) -> None:
 
     A line's label for the legend has its fitted exponent, if there is one.  The slanted side of a triangle is a
     line y ~ x^exponent, with the exponent of the theory.
-
-    Args:
-        axes: Axes of the drawing.
-        figure: Lines, level and triangles.
     """
     for line in figure.lines:
         fit = line.exponent

@@ -14,7 +14,7 @@ per round,
 
     w_t = (1-γ) (w_(t-N) + Δ_t) + γ G_t,   p_t = w_t + (1-α)^N p_(t-N),
 
-and m_t/α is p_t plus the residuals.  So m_t holds windows of every age.
+and m_t/α is p_t plus the residuals.
 
 The noise of a momentum is √d times the root mean square over rounds of a coordinate of m^_t - m_t.  A tree node
 over rounds a … b holds the sum of (1-α)^(b-t) times the increment of round t, a record's contribution.  Nodes of a
@@ -27,7 +27,8 @@ group of nodes decide the noise for a guarantee μ:
 | amplification A | mean over rounds of the sum of squared coefficients of the nodes in m_t/α |
 
 The mean for prefixes is over the first 2^22 rounds at most, and `count_second` takes that for windows over a
-random sample of rounds.  μ is that of (ε, δ), δ = 1e-5.
+random sample of rounds.  μ is that of (ε, δ), δ = 1e-5.  Arguments `records`, `rounds` and `dimension` are N, T
+and d, the number of parameters.
 
 One group needs a variance of α² A E/μ², and several with the best shares of the guarantee (α Σ √(A E))²/μ².
 Algorithm 2 has four groups: gradients of the first two epochs, gradients of later ones, differences between
@@ -113,13 +114,7 @@ def gradient_descent(records: float, dimension: int, epsilon: float) -> float:
 
 
 def count_first(records: int, dimension: int, epsilon: float) -> float:
-    """Return the noise of Algorithm 1 for the worst record.
-
-    Args:
-        records: N.
-        dimension: d.
-        epsilon: ε, at δ = 1e-5.
-    """
+    """Return the noise of Algorithm 1 for the worst record."""
     rounds = _whole_epochs(first_rounds(records, dimension, epsilon), records, 1)
     energy, _ = _prefix_energies(records, rounds)
     amplification = _prefix_amplification(rounds, 1.0 / records)
@@ -129,14 +124,9 @@ def count_first(records: int, dimension: int, epsilon: float) -> float:
 def count_second(records: int, dimension: int, epsilon: float) -> float:
     """Return the noise of Algorithm 2, with the worst record of each group of nodes.
 
-    T is rounded to whole epochs, 4 or more.  Energies are those of increments of norm 1, times the square of an
-    increment's largest change: 2 for a gradient, 2 η N for a difference, and 2 η times the place in the order for
-    a residual.  Nodes of at most N rounds that no window uses count, too.
-
-    Args:
-        records: N.
-        dimension: d.
-        epsilon: ε, at δ = 1e-5.
+    Energies are those of increments of norm 1, times the square of an increment's largest change: 2 for a
+    gradient, 2 η N for a difference, and 2 η times the place in the order for a residual.  Nodes of at most N
+    rounds that no window uses count, too.
     """
     rounds = _whole_epochs(second_rounds(records, dimension, epsilon), records, 4)
     step = 1.0 / math.sqrt(records * rounds)
@@ -162,11 +152,6 @@ def estimate_second(records: float, dimension: int, epsilon: float) -> float:
     """Estimate the noise of Algorithm 2 by the mean record, which stands for the worst.
 
     Energies of later gradients and of differences are taken over all rounds.
-
-    Args:
-        records: N.
-        dimension: d.
-        epsilon: ε, at δ = 1e-5.
     """
     rounds = second_rounds(records, dimension, epsilon)
     alpha, step = 1.0 / records, 1.0 / math.sqrt(records * rounds)
@@ -218,8 +203,8 @@ def _square_sum(length: float, alpha: float) -> float:
 def _node_energy(records: int, ends: tuple[int, int], stride: int) -> NDArray[np.float64]:
     """Return each record's energy in the nodes of at most N rounds that end within `ends`.
 
-    A node of at most N rounds has a record at most once.  So its energy is (1-α)^(2j) for the record that was read
-    j rounds before its end, with an increment of norm 1.  The sum over nodes of a level is a circular convolution
+    A node of at most N rounds has a record at most once, and the record that was read j rounds before its end has
+    the energy (1-α)^(2j), for an increment of norm 1.  The sum over nodes of a level is a circular convolution
     over places.
 
     Args:
@@ -251,13 +236,9 @@ def _prefix_energies(records: int, rounds: int) -> tuple[NDArray[np.float64], ND
     """Return each record's energy in the nodes of all prefixes, for two norms of its increments.
 
     A prefix is composed of nodes by the binary digits of its length, a node for each digit 1.  Such a node starts
-    after the rounds of larger nodes, so that of each level only every second node is used, the first one included.
-    Nodes of at most N rounds are counted by `_node_energy`.  A node of more rounds, whose level is the bit length
-    of N or above, may have a record several times, with a factor (1-α)^N for each epoch further back.
-
-    Args:
-        records: N.
-        rounds: T.
+    after the rounds of larger nodes, so that every second node of a level is used, the first one included.  A node
+    of more than N rounds, whose level is the bit length of N or above, may have a record several times, with a
+    factor (1-α)^N for each epoch further back.
 
     Returns:
         Energies for norm 1, and for norm p of the record at place p in the order, (N,) each.  The latter is for
@@ -284,10 +265,6 @@ def _prefix_amplification(rounds: int, alpha: float) -> float:
 
     The mean is over t = 1 … min(T, 2^22).  With 2^k the largest power of 2 that divides t, round t has the nodes
     of round t - 2^k, decayed by 2^k rounds, and one more of 2^k rounds, with the coefficient 1.
-
-    Args:
-        rounds: T.
-        alpha: α.
     """
     count = min(rounds, 1 << 22)
     squares = np.zeros(count + 1)
@@ -323,22 +300,13 @@ def _window_amplifications(records: int, rounds: int) -> tuple[float, float, flo
     They are means over 60 random rounds of 2N … T.  Early gradients are those of windows that end within the first
     two epochs.  A window that ends later counts as later with all its nodes.
 
-    Let G_t and Δ_t be the sums of gradients and of differences over the window of N rounds that ends at t, decayed
-    by 1-α per round.  With y = 1 - γ and x = (1-α)^N,
+    The start of this module's w_t and p_t is w_t = G_t for N ≤ t < 2N, and for t < N p_t is the decayed sum of the
+    gradients of rounds 1 … t.  Let y = 1 - γ and x = (1-α)^N.
 
-        w_t = y (w_(t-N) + Δ_t) + γ G_t,   p_t = w_t + x p_(t-N),
-
-    and m_t/α is p_t plus the residuals.  The start is w_t = G_t for N ≤ t < 2N, and for t < N p_t is the
-    decayed sum of the gradients of rounds 1 … t.
-
-    Round t is r rounds after the end of epoch q.  So p_t has windows of every age i = 1 … q, in epochs, of which
-    the latest, i = 1, ends at t.  A window of age i has the coefficient (y^i - x^i)/(y - x), times γ for gradients
-    and y for differences.  The oldest one, i = q, is a w_t of the start: it has the factor 1 in place of γ for
+    Round t is r rounds after the end of epoch q.  So p_t has windows of ages i = 1 … q, in epochs, of which the
+    latest, i = 1, ends at t.  A window of age i has the coefficient (y^i - x^i)/(y - x), times γ for gradients and
+    y for differences.  The oldest one, i = q, is a w_t of the start: it has the factor 1 in place of γ for
     gradients, and no differences.  The gradients of the r rounds before it have the coefficient x^q = (1-α)^(t-r).
-
-    Args:
-        records: N.
-        rounds: T.
     """
     alpha, step = 1.0 / records, 1.0 / math.sqrt(records * rounds)
     mixing, epoch_decay = min(0.5, step * records), (1.0 - alpha) ** records
@@ -350,8 +318,8 @@ def _window_amplifications(records: int, rounds: int) -> tuple[float, float, flo
             early += (1.0 - alpha) ** (2 * (t - r)) * _window_square(1, r, alpha)
         # The oldest window, whose rounds are r + 1 … r + N.
         ages = np.arange(q)
-        first = float((epoch_decay**ages * y ** (q - ages - 1.0)).sum())
-        early += first**2 * _window_square(r + 1, r + records, alpha)
+        oldest_coefficient = float((epoch_decay**ages * y ** (q - ages - 1.0)).sum())
+        early += oldest_coefficient**2 * _window_square(r + 1, r + records, alpha)
         # Windows of an age above 40/γ + 2 are left out: their coefficients are below 2 e^-40.
         for age in range(1, min(q - 1, int(40.0 / mixing) + 2) + 1):
             low, high = t - age * records + 1, t - (age - 1) * records
@@ -380,10 +348,6 @@ def _mean_prefix_energy(records: float, rounds: float) -> float:
 
     A node of more than N rounds is counted as if it had many epochs, or with three quarters of that up to 3 N
     rounds.
-
-    Args:
-        records: N.
-        rounds: T.
     """
     energy, epoch_decay = _mean_window_energy(records, rounds, stride=2), _epoch_decay(records)
     full = _square_sum(records, 1.0 / records) / records / (1.0 - epoch_decay) ** 2
@@ -437,10 +401,6 @@ def momentum_figure(dimension: int = 50, epsilon: float = 4.0) -> RateFigure:
 
     Lines have values at the powers of ten N for which the theorems have enough rounds: N by Theorem 6, and 4 N by
     Theorem 9.  Marks are at 250 and 1,000 records, under the same condition.
-
-    Args:
-        dimension: d.
-        epsilon: ε at δ = 1e-5.
 
     Raises:
         InputError: Fewer than three powers of ten have enough rounds, or a crossing of the notes is not found.

@@ -107,9 +107,6 @@ def samples_figure(epsilon: float = 1.0) -> RateFigure:
     A line is one result of the table: the number of records for a Goldstein measure of at most β, the smallest
     norm of a weighted mean of gradients within the radius 2α, for smoothing α.  The last line adds the records of
     Section 5 to the multi-pass result.  L is the Lipschitz constant, and Φ bounds the decrease of the loss.
-
-    Args:
-        epsilon: ε.
     """
     dimensions = [float(2**power) for power in range(3, 21)]
     rows: dict[str, list[float]] = {}
@@ -168,7 +165,7 @@ def theorems_3_and_15(setting: AcceleratedSetting) -> dict[str, float]:
     The problem has smoothness β = 1.7, the Lipschitz constant M of `power_law_lipschitz`, and models in a ball of
     radius R = 2.  Gradients have the clip 1, a round reads B = ⌊n/T⌋ records, and the bounds fail with at most the
     probability γ = 0.05.  The noise is that of a binary tree over the rounds: the sum to round t + 1 has as many
-    nodes as t + 1 has binary ones, each with the noise σ = √(levels of the tree) / (B μ).
+    nodes as t + 1 has binary ones, each with noise of standard deviation σ = √(levels of the tree) / (B μ).
 
     With η_t = t + 1 for t = 0 … T-1 and η_{0:t} = η_0 + … + η_t, both bounds are Σ_t η_{0:t} (term of round t),
     plus a multiple of β R², over η_{0:T-1}.  In the terms ‖b_t‖ = √(d · nodes) σ/β stands for the noise, and
@@ -212,7 +209,7 @@ def single_epoch_figure() -> RateFigure:
     """Return the bounds of Theorems 3 and 15 against n = 2^12 … 2^30, with T = n^(1/4) rounded.
 
     Dotted lines are the printed bounds, and solid ones those by the proofs (`theorems_3_and_15`).  The level is
-    L R, the Lipschitz constant times the radius of the ball of models.
+    the Lipschitz constant times the radius of the ball of models.
     """
     sizes = {float(2**power): round(2.0 ** (power / 4)) for power in range(12, 31)}
     cells = {n: theorems_3_and_15(AcceleratedSetting(int(n), rounds)) for n, rounds in sizes.items()}

@@ -100,11 +100,6 @@ def printed_samples(problem: NonsmoothProblem, target: float, epsilon: float) ->
     is about the mean loss of the given records.  The last entry adds the number that Section 5 requires for the
     population.
 
-    Args:
-        problem: Numbers of the problem.
-        target: Goldstein measure to reach.
-        epsilon: ε.
-
     Returns:
         Number of records by the name of the result.
     """
@@ -123,15 +118,10 @@ def printed_samples(problem: NonsmoothProblem, target: float, epsilon: float) ->
 
 
 def certified_samples(problem: NonsmoothProblem, target: float, mu: float) -> dict[str, float]:
-    """Return the numbers of records that the explicit bounds need, or infinity beyond 10^18.
+    """Return the number of records for each explicit bound, by its name, or infinity beyond 10^18.
 
-    Each number suffices, and may be larger than necessary.  The bound of a multi-pass run for a measure β below L
-    is above β, so the best of 12 values β up to `target` counts.
-
-    Args:
-        problem: Numbers of the problem.
-        target: Goldstein measure to reach.
-        mu: μ.
+    A number suffices, and may be larger than necessary.  A multi-pass run is planned for a measure β, and its
+    bound may be above β.  So the best of 12 values of β up to `target` counts.
 
     Returns:
         Number of records by the name of the bound.
@@ -146,13 +136,9 @@ def certified_samples(problem: NonsmoothProblem, target: float, mu: float) -> di
 
 
 def _find_min_records(bound: Callable[[int], float], target: float) -> float:
-    """Return the smallest n of at least 3 at which the bound is at most the target, or about 1 % more.
+    """Return the smallest n of at least 3 for which a falling bound meets the target, or about 1 % more.
 
     The result is infinity if 10^18 records do not suffice.
-
-    Args:
-        bound: Function of the number of records n, which should fall.
-        target: Value that the bound is to reach.
     """
     high = 4
     while bound(high) > target:

@@ -19,9 +19,9 @@ floor is a target that no number reaches.  Without it values from the key `start
 
 Keys of the section: `along` is the swept key of n, `by` that of the compared values, which have a line each, and
 `smallest` that of the rounds.  `metric` is the measured figure.  Without `smallest`, `over` says whether the best
-or the worst point counts, where the best has the smallest mean, and seeds of `chosen_on` serve that choice.  They
-count for no value.  `theory` has an exponent for some values of `by`.  A point is one value of each swept key, and
-its cells are its runs, one a seed.
+or the worst point counts, where the best has the smallest mean, and seeds of `chosen_on` serve that choice alone.
+`theory` has an exponent for some values of `by`.  A point is one value of each swept key, and its cells are its
+runs, one a seed.
 """
 
 import math
@@ -115,10 +115,6 @@ class ScalingLine:
 def find_values(results: Results, scaling: Growth) -> list[ScalingLine]:
     """Return the values and exponents of each value of `scaling.by`.
 
-    Args:
-        results: Results of the run.
-        scaling: Section [scaling] of the scenario.
-
     Raises:
         InputError: There are finished cells, and none has such a metric.
     """
@@ -129,13 +125,7 @@ def find_values(results: Results, scaling: Growth) -> list[ScalingLine]:
 
 
 def _find_line(results: Results, scaling: Growth, name: Any) -> ScalingLine:
-    """Estimate the values at all n for one value of `by`, and fit their exponent.
-
-    Args:
-        results: Results of the run.
-        scaling: Section [scaling].
-        name: Value of the key `by`.
-    """
+    """Estimate the values at all n for the value `name` of the key `by`, and fit their exponent."""
     sizes = [_collect(results, scaling, {scaling.by: name, scaling.along: n}) for n in results.axes[scaling.along]]
     seeds = [seed for seed in results.seeds if seed not in scaling.chosen_on]
     values = {size.n: _estimate(scaling, size, seeds) for size in sizes}
@@ -156,15 +146,10 @@ def _find_line(results: Results, scaling: Growth, name: Any) -> ScalingLine:
 
 
 def _collect(results: Results, scaling: Growth, fixed: Mapping[str, Any]) -> Size:
-    """Collect the sweep points with these values of the `fixed` keys and finished cells with the metric.
+    """Collect the sweep points with these values of `by` and `along`, and finished cells with the metric.
 
     The target follows from the dimension and ε of a point's first such cell.  The last point counts if points
     differ in them.  The target is NaN without a factor or without points.
-
-    Args:
-        results: Results of the run.
-        scaling: Section [scaling].
-        fixed: Values of the keys `by` and `along`.
     """
     points, n, target = [], float(fixed[scaling.along]), math.nan
     for point in sweep_points(results):
@@ -190,11 +175,6 @@ def _estimate(scaling: Growth, size: Size, seeds: Sequence[int]) -> Value:
     With `smallest` it is a number of rounds.  Without, it is the mean metric of the best or worst point, which is
     chosen by its mean over the seeds of `chosen_on`, if there are any, or else over `seeds`.  Points without
     finished cells of the seeds of the choice are passed over.
-
-    Args:
-        scaling: Section [scaling].
-        size: Points at this n, and their target.
-        seeds: Seeds whose cells are averaged.
     """
     if scaling.smallest:
         return _interpolate(size, seeds)
@@ -217,10 +197,6 @@ def _interpolate(size: Size, seeds: Sequence[int]) -> Value:
     module's formula, with T_k and T_{k-1} as `after` and `before`.  The result is T_k itself if T_k is the least
     number of rounds with finished cells, or if a logarithm of the formula does not exist.  It is None if no number
     reaches the target.
-
-    Args:
-        size: Points at one n, and their target.
-        seeds: Seeds of the means.
     """
     best: dict[float, tuple[float, float]] = {}
     for point in size.points:
@@ -326,10 +302,8 @@ def scaling_chart(results: Results) -> Chart | None:
         name = line.name if line.fit is None else f"{line.name}: exponent {line.fit.text(3)}"
         series.append(Series(name, look, marks, line=False))
         fitted = _fitted_line(line, look)
-        names = {one_series.name for one_series in series if one_series.look == _GREY}
-        series += [
-            one_series for one_series in fitted if one_series.name not in names
-        ]  # a triangle for each exponent
+        names = {one_series.name for one_series in series if one_series.look == _GREY}  # one triangle for each
+        series += [one_series for one_series in fitted if one_series.name not in names]
     return Chart(
         "scaling",
         _caption(scaling),
@@ -346,10 +320,6 @@ def _fitted_line(line: ScalingLine, look: Look) -> list[Series]:
     """Return the fitted line, and a triangle with the theory's exponent near the line's end.
 
     The result is empty without a fit, and has no triangle without an exponent of the theory.
-
-    Args:
-        line: Values and fit.
-        look: Colour of the fitted line.  A triangle is grey.
     """
     pairs = line.fitted_pairs
     if line.fit is None:

@@ -71,15 +71,7 @@ def theorem(
 
 
 def _print_point(comparison: dict[str, Any]) -> None:
-    """Print the numbers of a sweep point beside those of each theorem, then the theorems' conditions.
-
-    Args:
-        comparison: Dictionary that `compare_with_theorems` returns: "algorithm", "point" (swept values),
-            "problem", "scenario" (numbers, or a "refusal", the reason why it cannot be run), "silos" (numbers of
-            each silo, or none), "theorems" (name, numbers, conditions, assumption and "refusal" of each) and
-            "bound" (of the excess risk at the scenario's numbers, or None).
-    """
-    # Problem: the numbers that the theorems start from.
+    """Print the result of `compare_with_theorems` for a point as tables, then the theorems' conditions."""
     swept = ", ".join(f"{key} = {value}" for key, value in comparison["point"].items())
     print_text(f"{comparison['algorithm']}{f' at {swept}' if swept else ''}\n")
     print_table([(name, _format_number(name, value)) for name, value in comparison["problem"].items()])
@@ -297,12 +289,8 @@ def _conditions_data(conditions: Iterable["Condition"]) -> list[dict[str, Any]]:
 def _why_refused(numbers: Mapping[str, float], problem: "Problem", min_share: float) -> str | None:
     """Explain why the silos cannot run with a theorem's numbers, or return None if they can.
 
-    Each silo needs the whole privacy target and a record in every batch, and each person a single silo.
-
-    Args:
-        numbers: Numbers of the theorem.
-        problem: Numbers of the scenario.
-        min_share: Smallest share of the target that the scenario gives a silo.
+    A silo needs a record in every batch and the whole privacy target, whose smallest share is `min_share`, and a
+    person has records in a single silo.
     """
     batch = math.floor(numbers["batch"] * (1.0 + 1e-12))
     return (

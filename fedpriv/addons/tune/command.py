@@ -1,9 +1,9 @@
 """`fedpriv tune` and `fedpriv.tune`: choose settings on held-out records.
 
 A row is one point of the scenario's sweep, with a grid: values to try for some keys.  A setting has one value for
-each of these keys, and a trial is a run with it that does not train on the held-out records.  Its score is a
-metric on the held-out records.  An open choice compares exact scores.  A private one adds noise to the scores, and
-makes a random number of trials.
+each of these keys.  A trial is a run with a setting that does not train on the held-out records, and its score is
+a metric on them.  An open choice compares exact scores.  A private one makes a random number of trials, and adds
+noise to their scores.
 """
 
 import sys
@@ -91,9 +91,6 @@ def complete_request(request: TuneRequest) -> tuple[TuneRequest, Grids]:
 
     A tuning file is TOML that names a scenario and has grids for it (`TUNING_KEYS`).  A file without `scenario` or
     `grid` is a scenario.
-
-    Args:
-        request: Options of the command.
 
     Returns:
         The request, with the scenario that the tuning file names, and the grids.
@@ -188,8 +185,7 @@ class TuningOutcome:
 def tune_scenario(request: TuneRequest) -> None:
     """Choose settings, write the tuned scenario and print the table.
 
-    For each row of the scenario, settings of its grid are tried on fewer records and judged on the held-out ones,
-    openly or, with `private`, by a random number of runs.  Results are written into `out`, or runs/NAME-tuned.
+    Results are written into the folder `out` of the request, or runs/NAME-tuned.
 
     Raises:
         InputError: The scenario cannot be tuned, or not by these options.
@@ -208,7 +204,7 @@ def choose_by_request(
 ) -> TuningOutcome:
     """Choose settings for the rows of a scenario, and write the tuned scenario and its table.
 
-    A row is a point of the sweep.  The folder of the results is `request.out`, or runs/NAME-tuned.
+    The folder of the results is `request.out`, or runs/NAME-tuned.
 
     Args:
         scenario: Scenario that is tuned.
@@ -233,7 +229,7 @@ def choose_by_request(
             "--poisson: a Poisson number of runs has no --eta; give one of them": request.poisson and request.eta,
         }
     )
-    # A private choice needs secret randomness, unless a test gives a seed.  An open one can be repeated.
+    # Without a seed a private choice has secret randomness, and an open one can be repeated.
     generator = np.random.default_rng(request.seed if request.seed is not None or request.private else 0)
     rows = _choose_row_settings(scenario, request, grids, generator)
     if metric == "test_loss" and (
@@ -246,7 +242,7 @@ def choose_by_request(
             "--metric, or sweep this key for a row of each"
         )
     cells = [point.cell for point in scenario.points]
-    # Counting the held-out records of each silo refuses an impossible run before any trial starts.
+    # Counting the held-out records of each silo refuses runs that lack records, before a trial starts.
     held_out = hold_out(cells[0], request.held_out).count_in_runs(cells)
     for row, settings in rows:
         check_settings(row, settings)
@@ -284,19 +280,9 @@ def _write(
     trial_count: int,
     folder: Path,
 ) -> TuningOutcome:
-    """Write the tuned scenario and its table, and return them.
+    """Write the tuned scenario and its table into `folder`, and return them.
 
-    Args:
-        scenario: Scenario that was tuned.
-        text_before: TOML of the scenario that was tuned, without the request's overrides.
-        request: Options of the command, completed by a tuning file.
-        metric: Metric by which settings were compared.
-        choices: Choices of the rows.
-        held_out: Held-out records.
-        run_count: Distribution of the number of runs of a private choice, or None for an open one.
-        trial_count: Number of settings that were tried for each row, or after a private choice the number in the
-            grid of the first row.
-        folder: Folder of the results.
+    `trial_count` is the number of settings of a row, or after a private choice that of the first row's grid.
 
     Raises:
         InputError: The choices cannot be written into the scenario, its runs lack records, or another process uses
@@ -319,7 +305,7 @@ def _write(
             for choice in choices
         ),
     )
-    # An override of a chosen key would outrank the choice.  Runs of the new text take the others, too.
+    # An override of a chosen key would outrank the choice.
     overrides = drop_chosen_keys(request.overrides or [], choices)
     text, tuned_scenario = format_tuned_scenario(text_before, choices, tuned, overrides, str(request.scenario))
     # Chosen batch sizes may change which records the silos read, so that the held-out ones are counted again.
@@ -351,12 +337,6 @@ def _choose_row_settings(
     grid.  Points without a grid are left out.  An open choice tries `trials` settings of each row at random, by
     default 25 of default grids and all of given ones.
 
-    Args:
-        scenario: Scenario that is tuned.
-        request: Options of the command, completed by a tuning file.
-        grids: Grids that the request gives.
-        generator: Source of the settings of an open choice.
-
     Raises:
         InputError: No point has a grid, a grid varies a swept key or one within a section that an option holds,
             `trials` is no whole number, or no settings can be chosen.
@@ -386,13 +366,14 @@ def _choose_row_settings(
                 for text in request.fixed or []
             },
             **{
-                f"{option} {assignment!r} holds a whole section, and would hide the values of {key} that are "
-                "tried; give the keys of the section one by one": (
-                    key.startswith(f"{parse_assignment(assignment)[0]}.")
+                f"{option} {assignment!r} holds a whole section, and would hide {key}, which the trials set; "
+                "give the keys of the section one by one": (key.startswith(f"{parse_assignment(assignment)[0]}."))
+                for option, assignments, trial_keys in (
+                    ("--set", request.overrides, keys),
+                    ("--while-tuning", request.fixed, keys | {"data.validation"}),  # else test records are scored
                 )
-                for key in keys
-                for option, assignments in (("--set", request.overrides), ("--while-tuning", request.fixed))
                 for assignment in assignments or []
+                for key in trial_keys
             },
         }
     )

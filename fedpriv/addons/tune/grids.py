@@ -4,9 +4,8 @@ A row is a point of the scenario's sweep, with a grid: values to try for some do
 A setting has one value for each of these keys.  A trial is a run with a setting that trains without the held-out
 records, and is judged on them.  A cell is a run with every key of its scenario resolved.
 
-A grid varies keys that affect training, never the promise (what is protected, and at which price), the adversary
-or the data.  Its rounds, epochs and batches may change how many records take part.  The default grid has multiples
-of numbers in the scenario's [algorithm].
+A grid may vary keys of training, but neither the promise (what is protected, against whom and at which price) nor
+the data.  Rounds, epochs and batches may change how many records take part.
 """
 
 import itertools
@@ -25,10 +24,7 @@ from fedpriv.scenario.published import assign_key, look_up_key, parse_assignment
 from fedpriv.scenario.schema import Cell
 
 _READING_KEYS = ("rounds", "batch", "batches", "cohort", "epochs")
-"""Keys of [federation] that a grid may vary, all about how many records a round reads and how often.
-
-The silos that have the records, and which records a round reads in secret, are given and not chosen.
-"""
+"""Keys of [federation] that a grid may vary, all about how many records a round reads and how often."""
 MEASURE_KEYS = ("model.loss", "model.class_weights", "model.label_smoothing")
 """Keys that say what `test_loss` is, so that values of it cannot be compared if they differ."""
 _PROMISE_KEYS = ("sampling", "groups", "min_separation", "max_participations")
@@ -60,12 +56,9 @@ def check_grid(grid: Any, source: str) -> None:
 
 
 def _why_refused(key: str) -> str | None:
-    """Return the reason for which a grid may not vary a key, or None if it may.
+    """Return the reason for which a grid may not vary a dotted key, or None if it may.
 
     Grids are for settings of training.  Other keys could let the weakest promise or the easiest problem win.
-
-    Args:
-        key: Dotted key of a scenario, such as "algorithm.step".
     """
     section, _, name = key.partition(".")
     if key in ("seed", "seeds"):
@@ -221,10 +214,7 @@ class GridPosition:
 
     @property
     def is_edge(self) -> bool:
-        """Whether the value is a number, and the first or last of several values.
-
-        A wider grid might then have a better value.
-        """
+        """Whether the value is a number, and the first or last of several values."""
         numeric = isinstance(self.value, int | float) and not isinstance(self.value, bool)
         return numeric and self.count > 1 and self.number in (1, self.count)
 
@@ -331,7 +321,7 @@ class HeldOut:
             InputError: A cell asks for more records than there are, or its data cannot be used or have another
                 number of training records.
         """
-        # Cells that agree in these sections partition the records alike, and one of them is counted.
+        # Cells that agree in these sections partition the records alike.
         distinct = {
             repr((cell.seed, cell.data, cell.federation, cell.schedule, cell.privacy.protected_unit)): cell
             for cell in cells
@@ -382,15 +372,15 @@ def hold_out(cell: Cell, count: int | None) -> HeldOut:
 def make_trial(cell: Cell, setting: Setting, held_out: HeldOut, fixed: Sequence[str], seed: int) -> Cell:
     """Return the cell with a setting, trained on the records that are not held out.
 
-    If these are too few for an epoch, the trial has fewer rounds or samples, or smaller batches, as far as
-    `_reduce_reading` can tell.  It has one evaluation.  Values in `fixed` take precedence over these keys, and
-    values in the setting over both.
+    If these are too few for an epoch, the trial has fewer rounds or samples, or smaller batches
+    (`_reduce_reading`).  It has one evaluation.  Values in `fixed` take precedence over these keys, and values in
+    the setting over both.
 
     Args:
         cell: Cell of the scenario.
         setting: Values by dotted key.
         held_out: Held-out records, on which the trial is evaluated.
-        fixed: "KEY=VALUE" of keys that all trials have.
+        fixed: "KEY=VALUE" of keys that all trials have, neither "data" nor "data.validation".
         seed: Seed of the trial.
 
     Raises:
@@ -410,8 +400,8 @@ def make_trial(cell: Cell, setting: Setting, held_out: HeldOut, fixed: Sequence[
 def check_settings(row: TuningRow, settings: Sequence[Setting]) -> None:
     """Check that a run on all records has enough records with each setting.
 
-    Nothing is checked if the row's grid varies no key of [federation], since no setting then needs other records
-    than the scenario.
+    Without a key of [federation] in the row's grid, settings need the records of the scenario, and nothing is
+    checked.
 
     Raises:
         InputError: A setting needs more records than there are, or the scenario cannot have it.
@@ -464,12 +454,7 @@ def _reduce_reading(cell: Cell, held_out: HeldOut) -> dict[str, Any]:
 
     The records have to suffice for one epoch, in which each batch is read once.  In a partition by site with given
     batches, the records of each site have to suffice.  Otherwise single records are counted, even if persons
-    or clients are the unit of protection, and a round counts as one batch if rounds are reduced.  A trial for
-    which this is not enough is refused when it is run.
-
-    Args:
-        cell: Cell of the scenario, with the keys of a setting in [federation].
-        held_out: Held-out records, on which the run does not train.
+    or clients are the unit of protection, and a round counts as one batch if rounds are reduced.
 
     Returns:
         Values by dotted key, such as "federation.rounds".  Without site batches it is {} if the remaining records
@@ -496,11 +481,6 @@ def _reduce_site_batches(cell: Cell, held_out: HeldOut, batches: Sequence[int]) 
     """Return federation.batches, made smaller as far as the remaining records of a site require it.
 
     Batches stay at least 1.  If persons are protected, they count in place of records.
-
-    Args:
-        cell: Cell whose records are partitioned by site.
-        held_out: Held-out records.
-        batches: Batch size of each site in the cell.
 
     Raises:
         InputError: The cell cannot run with these held-out records.

@@ -2,8 +2,7 @@
 
 A row is one point of the scenario's sweep, with a grid of values for some keys.  A setting is one combination of
 these values, and a trial is a run with it that does not train on the held-out records.  An open tuning compares
-all settings that are tried for a row.  A private one publishes the best of a random number of trials of a row.
-Both write the scenario with the chosen settings, and a table of their scores and their positions in the grid.
+settings of a row by exact scores.  A private one publishes the best of a random number of trials of a row.
 """
 
 import json
@@ -162,7 +161,6 @@ def tune_privately(
             run.
         RunError: A run fails.
     """
-    # Refuse rows and settings to which the guarantee does not apply.
     for row, settings in rows:
         _find_target(row)
         _check_partition(row.cell)
@@ -276,10 +274,6 @@ def _check_same_promise(cell: Cell, trial: Cell, held_out: HeldOut) -> None:
 def check_promise(finished: CellOutcome, mu: float) -> None:
     """Check that the release of a run is `mu`-GDP.
 
-    Args:
-        finished: Outcome of the run.
-        mu: Privacy parameter μ.
-
     Raises:
         InputError: The run adds no noise, its claim is no μ, or its μ is larger.
     """
@@ -297,12 +291,6 @@ def noisy_score(finished: CellOutcome, held_out: int, mu: float, generator: np.r
     Guarantee: one held-out record with one label, exchanged or zeroed out, moves the accuracy by at most
     1/`held_out`, and noise of standard deviation 1/(`held_out` · μ) makes the score μ-GDP, as the run's own
     releases are.
-
-    Args:
-        finished: Outcome of a run.
-        held_out: Number of held-out records.
-        mu: Privacy parameter μ of the score.
-        generator: Secret source of the noise.
 
     Raises:
         InputError: The run has no accuracy, such as that of a regression or with a loss of the caller's own.
@@ -411,10 +399,7 @@ def format_tuned_scenario(
 
 
 def drop_chosen_keys(overrides: Sequence[str], choices: Sequence[TuningChoice]) -> list[str]:
-    """Return the "KEY=VALUE" of keys for which nothing was chosen.
-
-    An override would outrank the choice.
-    """
+    """Return the "KEY=VALUE" of keys for which nothing was chosen."""
     chosen_keys = {key for choice in choices for key in choice.setting or {}}
     return [override for override in overrides if parse_assignment(override)[0] not in chosen_keys]
 

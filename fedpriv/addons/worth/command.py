@@ -52,7 +52,7 @@ class WorthRequest:
     with_any_learner: bool = False
     """Whether to try learners of scikit-learn on each silo's records, too, without a grid."""
     only_local: bool = False
-    """Whether to fit only the local models, so that reports find their scores in the cache."""
+    """Whether to fit only the local models, whose scores reports take from the cache."""
     with_personal: bool = False
     """Whether to fit personal models, too, for a run's folder or a grid."""
     grid: tuple[tuple[str, ...], tuple[float, ...], int | None, int, Path | None] | None = None
@@ -66,9 +66,8 @@ class WorthRequest:
 def print_worth(path_or_run: Path, overrides: Sequence[str], request: WorthRequest) -> None:
     """Print the references of a scenario, the gains of a run's models, or the gain against ε.
 
-    A run's folder has models to compare with the references.  A grid in the request runs the scenario anew for
-    each ε.  With `only_local` the references of all points and seeds are computed, and otherwise without a grid
-    those of the scenario's first point and seed.
+    A grid in the request runs the scenario anew for each ε.  With `only_local` the references of all points and
+    seeds are computed, and otherwise without a grid those of the scenario's first point and seed.
 
     Args:
         path_or_run: Folder of a run, with results.json, or a scenario by name or file.
@@ -173,8 +172,7 @@ def _print_run_folder(folder: Path, request: WorthRequest) -> None:
 def _fill_cache(cells: Sequence[Cell], request: WorthRequest) -> None:
     """Compute and print the local models' scores, once for all cells with the same cache key.
 
-    Cells whose records have no source that identifies them have no key, and are fitted one by one.  Computing
-    scores stores them in the user's cache, where tables of results find those of cells with a key.
+    Cells whose records have no source that identifies them have no key, and are fitted one by one.
     """
     cells_by_key = {cache_key(cell) or index: cell for index, cell in enumerate(cells)}
     all_references = (
@@ -204,10 +202,6 @@ def _reference_lines(seeds: Sequence[References], request: WorthRequest) -> list
     A line of the best learners follows if they were requested and tried.  A line of balanced scores follows if at
     some silo more than 90 % of the training records are of one class.  A balanced score is the mean accuracy over
     classes at such a silo, and the score at others.
-
-    Args:
-        seeds: References for each seed, of which the first decides the metric.
-        request: Options of the comparison.
     """
     head = "" if len(seeds) == 1 else f"mean over {len(seeds)} seeds"
     lines = [[head, seeds[0].metric, "spread over silos", "silos"], _local_models_line(seeds)]
@@ -278,11 +272,7 @@ def _describe_gains(rows: Sequence[PointGains], metric: str) -> list[str]:
     """Return a sentence on each verdict that occurs: points gain, lose, or have an interval that covers 0.
 
     A sentence has the gain of each point with its interval.  Points without a standard error are in a sentence
-    that says why they have no verdict.  If any point has an interval, a last text says how it is made.
-
-    Args:
-        rows: Points of the sweep with their gains.
-        metric: Name of the score, "accuracy" or "-loss".
+    that says why they have no verdict.  If some point has an interval, a last text says how it is made.
     """
     gaining, losing, unclear = "joining gains", "joining loses", "joining is not told apart from staying alone"
     one_seed, equal_gains = (
@@ -359,12 +349,7 @@ def _local_models_line(seeds: Sequence[References]) -> list[str]:
 def _score_line(name: str, scores: Sequence[Sequence[float]], references: References) -> list[str]:
     """Return a table line: name, mean of the scores over silos, their spread, and the number of silos.
 
-    Mean and spread are averages over seeds.
-
-    Args:
-        name: Name of the line.
-        scores: Score of each silo, by seed.
-        references: References whose metric decides the factor and the decimals.
+    Scores are those of each silo, by seed.  Mean and spread are averages over seeds.
     """
     (scale, digits), silos = scale_of(references.metric), len(scores[0])
     mean = scale * float(np.mean([np.mean(seed_scores) for seed_scores in scores]))

@@ -237,9 +237,9 @@ def study_joining(request: JoiningRequest, report_progress: ProgressCallback = l
 
 
 def _choose_trusts(request: JoiningRequest) -> tuple[str, ...]:
-    """Return the requested trust settings, or all but curators with which a grid can be loaded.
+    """Return the requested trust settings, or without a request those with which a grid can be loaded.
 
-    A trust setting says who adds the noise and against whom it protects.  A curator has all records in one place.
+    A curator, who has all records in one place, is left out of the latter.
 
     Raises:
         InputError: No setting is requested, and no grid can be loaded (`_load_grid`), or only with a curator.
@@ -266,7 +266,7 @@ def _load_grid(request: JoiningRequest, trust: str, split: int | None, spared: f
     """Load the grid of one trust setting: the scenario at each ε of the request, for each seed.
 
     Other keys that the scenario sweeps stay swept.  Seeds are the scenario's first ones, and as many more as the
-    request needs.  They are the same for all splits.  Each run has one evaluation.
+    request needs.  A run has one evaluation.
 
     Args:
         request: Scenario, its overrides, and the grid.
@@ -322,18 +322,10 @@ def _run_split(
     has_choice: bool,
     report_progress: ProgressCallback,
 ) -> SplitGains:
-    """Run the grid of one split on all trust settings, or read the result from the cache.
+    """Run the grid of split `number`, None for the published one, or read the result from the cache.
 
-    The models that are compared are those of the chosen cells, the personal models if they are requested, and the
-    pooled model.  The cells of the first trust setting and the largest ε are also run without noise.  An evaluator
-    for each noise seed compares a model with the silos' local models.
-
-    Args:
-        request: Scenario and grid.
-        trusts: Trust settings.
-        number: Number of the split, or None for the scenario's own (`JoiningResult.published`).
-        has_choice: Whether a setting is chosen for each trust and ε.
-        report_progress: Receives lines of text.
+    Compared are the models of the chosen cells, personal models if they are requested, and the pooled model.  The
+    cells of the first trust setting and the largest ε are also run without noise.
 
     Returns:
         Scores and gains of all models of the split.
@@ -342,7 +334,7 @@ def _run_split(
         InputError: A cell cannot be run, a run fails, a model cannot be compared, or seeds leave different numbers
             of silos with records.
     """
-    # Make an evaluator for each noise seed, with the local models of the silos' records.
+    # Make an evaluator for each noise seed, which compares a model with the silos' local models.
     grids = {trust: _load_grid(request, trust, number, None) for trust in trusts}
     first = grids[trusts[0]].points[0].cell
     seeds = grids[trusts[0]].seeds
@@ -471,16 +463,8 @@ def _choose_cells(
 ) -> ChosenCells:
     """Choose the best setting for each trust and ε, by its mean score over seeds on spared records.
 
-    Candidates at ε are the settings of this ε and of smaller ones.  Each is trained on about four fifths of the
-    training records and judged on the spared others, as a mean over silos.
-
-    Args:
-        request: Scenario and grid.
-        trusts: Trust settings.
-        number: Number of the split, or None for the scenario's own.
-        cells: Cells of the grid on all training records, by trust and key.
-        evaluators: Evaluator of models by noise seed.
-        report_progress: Receives lines of text.
+    Candidates at ε are the settings of this ε and of smaller ones.  They are trained on about four fifths of the
+    training records of split `number`, and judged on the spared others, as a mean over silos.
 
     Returns:
         The key (ε, seed, setting as JSON) of the chosen cell by trust, ε of the grid, and seed.  The cell's ε may
@@ -512,8 +496,8 @@ def _choose_cells(
                 for (smaller, setting), seed_scores in scores.items()
                 if smaller <= epsilon
             }
-            best, setting = max(mean_scores, key=lambda key: mean_scores[key])
-            chosen_cells[trust][epsilon] = {seed: (best, seed, setting) for seed in seeds}
+            best_epsilon, setting = max(mean_scores, key=lambda key: mean_scores[key])
+            chosen_cells[trust][epsilon] = {seed: (best_epsilon, seed, setting) for seed in seeds}
     return chosen_cells
 
 
@@ -550,14 +534,6 @@ def _personal_gains(
     ("spared").  Otherwise, and at a silo with few of these records, λ is chosen by cross-validation ("folds").
     The kind that is returned is "folds" if any silo used folds for any cell.
 
-    Args:
-        request: Scenario and grid.
-        trusts: Trust settings.
-        chosen_cells: Key of the chosen cell by trust, ε of the grid, and seed.
-        cells: Cells of the grid by trust and key.
-        evaluators: Evaluator of models by noise seed.
-        report_progress: Receives lines of text.
-
     Raises:
         InputError: A cell cannot be run without a fifth of the records, or a run fails.
     """
@@ -580,8 +556,8 @@ def _personal_gains(
 def _without_noise(cell: Cell) -> Cell:
     """Return the cell for the same rounds without noise, with the same clip norm and step keys.
 
-    Targets of privacy and shares of the budget are left out.  An algorithm that derives its step from the noise
-    derives another step.  Masks need noise, so a masked cell becomes one with a trusted server.
+    An algorithm that derives its step from the noise derives another step.  Masks need noise, so a masked cell
+    becomes one with a trusted server.
     """
     tree = cell.canonical_data()
     privacy = {key: value for key, value in tree["privacy"].items() if key not in (*PRIVACY_TARGETS, "shares")}
@@ -626,11 +602,7 @@ def _restore_split(
 ) -> SplitGains:
     """Restore a cached split, and check its form and figures, since the file may be damaged.
 
-    Args:
-        tree: Content of the cache, the fields of `SplitGains` as plain data.
-        trusts: Trust settings that the split has to have.
-        shape: Numbers of ε and of seeds.
-        has_personal: Whether the split has to have gains of personal models.
+    `shape` has the numbers of ε and of seeds.
 
     Raises:
         ValueError: A figure is impossible, or an array has another shape.

@@ -1,9 +1,10 @@
 """Output of `fedpriv worth SCENARIO --splits n`: table, chart and break-even of each trust setting.
 
 The chart shows the mean gain over the local models against ε.  A local model is fitted by one silo to its own
-records.  A split is a division of the records into training and test records: the published one is the scenario's
-own, and others are drawn.  The break-even is the ε from which the mean gain stays at or above 0.  If settings are
-chosen at each ε, a non-decreasing curve that is fitted to the mean gains takes their place.
+records.  A recalibrated model is a released one whose intercepts and scale a silo has fitted to its records.  A
+split is a division of the records into training and test records: the published one is the scenario's own, and
+others are drawn.  The break-even is the ε from which the mean gain stays at or above 0.  If settings are chosen at
+each ε, a non-decreasing curve that is fitted to the mean gains takes their place.
 """
 
 import json
@@ -94,11 +95,10 @@ def _table_lines(result: JoiningResult) -> list[list[str]]:
     References are the local models, the pooled model without noise, that model after silos fit its intercepts and
     scale to their records, and the rounds without noise.  The score of a pooled model is the mean score of the
     local models plus its gain, which is that of the first seed if seeds give silos other records.  A line has the
-    scores of the released models, those of the recalibrated ones (intercepts and scale fitted by each silo to its
-    records), and the gain over the local models with its standard error, 95 % interval and standard deviation over
-    noise seeds.  Then come the fraction of silos that gain, and the fraction that would gain by chance.  With
-    personal models a line also has their gain with its standard error, and with drawn splits the gain in the
-    published split.
+    scores of the released and the recalibrated models, and the gain over the local models with its standard error,
+    95 % interval and standard deviation over noise seeds.  Then come the fraction of silos that gain, and the
+    fraction that would gain by chance.  With personal models a line also has their gain with its standard error,
+    and with drawn splits the gain in the published split.
     """
     local_score, (scale, digits) = result.mean_of("alone"), scale_of(result.metric)
 
@@ -120,15 +120,15 @@ def _table_lines(result: JoiningResult) -> list[list[str]]:
     head += ["published split"] if result.splits else []
     rows = [head, ["each silo alone, nothing released", "", text(local_score), *[""] * (len(head) - 3)]]
     for name, figure in (("pooled, no noise", "pooled"), ("pooled, own intercept", "own_intercept")):
-        gains = np.array([[getattr(split, figure)] for split in result.averaged_splits()])
+        gains = np.array([[getattr(split, figure)] for split in result.averaged_splits()])  # (splits, 1)
         mean = text(float(local_score + gains.mean()))
         rows.append([name, "", mean, "", *_format_gains(gains, result)[:3], *[""] * (len(head) - 7)])
-    noiseless_gains = np.array([split.noiseless for split in result.averaged_splits()])
+    noiseless_gains = np.array([split.noiseless for split in result.averaged_splits()])  # (splits, seeds)
     rows.append(
         ["no noise, same rounds", "", "", "", *_format_gains(noiseless_gains, result), *[""] * (len(head) - 8)]
     )
     for trust in result.trusts:
-        gains = result.mean_over_silos(trust)
+        gains = result.mean_over_silos(trust)  # (ε, splits, seeds)
         released, recalibrated = (
             result.mean_over_silos(trust, name).mean(axis=(1, 2)) for name in ("released", "recalibrated")
         )
@@ -150,15 +150,10 @@ def _table_lines(result: JoiningResult) -> list[list[str]]:
 
 
 def _better_off_shares(result: JoiningResult, trust: str, index: int) -> tuple[float, float]:
-    """Return the fraction of silos that gain, and the fraction that would gain by chance.
+    """Return the fraction of silos that gain at an ε, by its index, and the fraction that would by chance.
 
     The first one is a mean over splits and seeds.  The second one is a half for losses, which are hardly ever
     equal.
-
-    Args:
-        result: Results of the splits.
-        trust: Trust setting.
-        index: Index of the ε in the grid.
     """
     shares = [float((split.gains[trust][index] > 0.0).mean()) for split in result.averaged_splits()]
     chances = [
@@ -251,21 +246,13 @@ def _notes(result: JoiningResult) -> list[str]:
 
 
 def describe_budget_shares(shares: Mapping[str, float]) -> str:
-    """Describe the meaning of ε in a sentence, if the records of each silo spend a share of it.
-
-    Args:
-        shares: Share of the budget by the silo's name.
-    """
+    """Describe the meaning of ε in a sentence, if the records of silos spend `shares` of it, by name."""
     parts = ", ".join(f"{name} {share:g}" for name, share in shares.items())
     return f"ε is the whole budget, of which each silo's records spend a share: {parts}."
 
 
 def _joining_data(result: JoiningResult) -> dict[str, Any]:
-    """Return the result as plain data for JSON.
-
-    Each trust setting has the gains at each ε, those in the published split, the fitted line, the break-even with
-    its interval as texts, the conclusion, and the gains of personal models if they were requested.
-    """
+    """Return the result as plain data for JSON."""
     grid, trusts = np.array(result.request.epsilons), {}
     for trust in result.trusts:
         break_even = result.find_break_even(trust)

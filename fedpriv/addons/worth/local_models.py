@@ -2,14 +2,14 @@
 
 With parameters x (d,) and a loss f of linear scores, the local model minimises (1/n) Σ f(x; record) + (κ/2) ‖x‖²
 over the silo's n training records, mostly without a penalty of intercepts (`make_penalties`).  The personal model
-adds (λ/2) ‖x - x̂‖² for the released x̂, so that λ = 0 gives the local model and λ = ∞ gives x̂. κ and λ are
-chosen on held-out records, if there are enough of them.
+adds (λ/2) ‖x - x̂‖² for the released x̂, so that λ = 0 gives the local model and λ = ∞ gives x̂.  Held-out records
+decide κ and λ, if there are enough of them.
 
 Folds are parts of the training records, which are held out of a fit to judge it.  A unit is a record, or
 a person, whose records are in one fold.  A regression of hazards predicts the probability of an event in each bin
 of time, given that the bins before had none.
 
-Not private: everything here is a function of the records, and in a deployment none of it leaves a silo.
+Not private: models and scores are functions of the records without noise.
 """
 
 import math
@@ -76,10 +76,7 @@ _MAX_FIVE_FOLD_RECORDS = 5_000
 _MIN_BASIS_RECORDS, _MAX_BASIS_FEATURES = 2_000, 4_000
 """Records above which, and features up to which, a fit uses the coordinates of `_find_basis`."""
 _CURVATURE = 0.01
-"""Public guess of the loss's curvature along a score of a trained softmax.
-
-The guess decides coordinates of the solver: how many steps a fit takes, and where within the tolerance it ends.
-"""
+"""Public guess of a trained softmax's curvature along a score, which decides the solver's coordinates."""
 _FIT_TOLERANCE, ROUGH_TOLERANCE = 1e-6, 1e-4
 """Largest gradient entry, relative to that at x = 0, at which a fit and a rough fit end."""
 _INTERCEPT_PENALTY = 1e-3
@@ -177,11 +174,7 @@ def _find_basis(records: Records, penalty: Floats) -> Floats | None:
 
     Rows of x and u are outputs.  B is the inverse of the Cholesky factor L of L Lᵀ = c AᵀA/n + diag(p), with A (n,
     features) the features of the n records, c = 0.01 a guess of the loss's curvature, and p the penalty of an
-    output's parameters plus 1e-9.  The result is None if there are more than 4,000 features.
-
-    Args:
-        records: Training records.
-        penalty: Penalty of each parameter, (d,), the same for each output.
+    output's parameters, the same for each output, plus 1e-9.  The result is None for more than 4,000 features.
     """
     width = records.features.shape[-1]
     if width > _MAX_BASIS_FEATURES:
@@ -238,15 +231,10 @@ def fit_local_model(objective: Objective, silo: SiloRecords, seed: int) -> tuple
 def choose_penalty(objective: Objective, silo: SiloRecords, seed: int) -> float:
     """Return the penalty κ with the smallest mean loss on held-out folds, the largest of equals.
 
-    The candidates are `PENALTIES`.  Models are fitted without the records of a fold and judged on these, for each
-    of five folds, or for one of them with more than 5,000 records.  A silo gets the largest candidate without
-    folds if it has fewer than 5 units, fewer than 5 records of a class that occurs, or one class only.  The last
-    two matter for classes only, and not for hazards.
-
-    Args:
-        objective: Loss f of linear scores.
-        silo: The silo's records.
-        seed: Public seed of the folds.
+    The candidates are `PENALTIES`.  Models are fitted without the records of a fold and judged on these, for five
+    folds in turn, or for one of them with more than 5,000 records.  The folds follow from the public `seed`.  A
+    silo gets the largest candidate without folds if it has fewer than 5 units, fewer than 5 records of a class
+    that occurs, or one class only.  The last two matter for classes only, and not for hazards.
     """
     labels = silo.train.labels
     has_few_records = len(np.unique(silo.units)) < _MIN_CLASS_RECORDS
@@ -274,12 +262,8 @@ def choose_penalty(objective: Objective, silo: SiloRecords, seed: int) -> float:
 def assign_folds(silo: SiloRecords, seed: int) -> NDArray[np.int64]:
     """Assign each training record to a fold 0 … 4, (n,), with the records of a unit in the same fold.
 
-    Units are dealt to the folds in turn, in a public random order, and class by class if labels are integers.  The
-    class of a unit is the label of its first record.
-
-    Args:
-        silo: The silo's n training records, with their units.
-        seed: Public seed of the order.
+    Units are dealt to the folds in turn, in a random order of the public `seed`, and class by class if labels are
+    integers.  The class of a unit is the label of its first record.
     """
     first = np.unique(silo.units, return_index=True)[1]
     labels = silo.train.labels.numpy()[first]
@@ -303,11 +287,6 @@ def recalibrate(objective: Objective, silo: SiloRecords, released: Floats) -> Fl
     finite for a silo with one class.
 
     Source: Platt 1999.
-
-    Args:
-        objective: Loss f of linear scores.
-        silo: The silo's records.
-        released: Released model x̂, (d,).
 
     Returns:
         Parameters of the model, (d,), those of x̂ if there are no intercepts, or if all weights w are 0.
@@ -432,14 +411,8 @@ def score_best_learner(objective: Objective, silo: SiloRecords, seed: int, local
 
     The learners are the local model ("the model"), six settings of kernel ridge regression, and boosted trees.
     The best one has the largest sum of scores on held-out folds of the training records, and is then fitted to all
-    of them.  A score is the accuracy, or for a regression minus half the mean squared error.  With training
-    records of one class or of one unit, or fewer than 10 of them, the local model is taken.
-
-    Args:
-        objective: Loss of linear scores.
-        silo: The silo's records.
-        seed: Public seed of the folds.
-        local: Parameters of the local model, (d,).
+    of them.  With training records of one class or of one unit, or fewer than 10 of them, the local model is
+    taken.
 
     Raises:
         InputError: scikit-learn is not installed, or the model is of hazards.
@@ -474,7 +447,7 @@ def score_best_learner(objective: Objective, silo: SiloRecords, seed: int, local
     def ridge(width: float, alpha: float) -> Callable[[Floats, NDArray[Any], Floats], NDArray[Any]]:
         """Return a function that fits kernel ridge regression, with penalty `alpha`, and predicts `queries`.
 
-        For classes it fits one-hot targets of 1 and -1, and predicts the class with the largest output.
+        For classes the targets are 1 for the class and -1 for others, and the largest output is the prediction.
         """
 
         def predict(train: Floats, train_labels: NDArray[Any], queries: Floats) -> NDArray[Any]:
@@ -511,7 +484,7 @@ def score_best_learner(objective: Objective, silo: SiloRecords, seed: int, local
     candidates = {**learners, "boosted trees": trees}
     scores = dict.fromkeys(["the model", *candidates], 0.0)
     # Judge every learner on the same folds, and then the best one on the test records.
-    with pools.threadpool_limits(1):  # limits the threads of the learners
+    with pools.threadpool_limits(1):
         for is_held_out in _held_out_masks(silo, seed):
             train_part = Records(*(column[torch.from_numpy(~is_held_out)] for column in silo.train))
             test_part = Records(*(column[torch.from_numpy(is_held_out)] for column in silo.train))

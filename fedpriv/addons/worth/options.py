@@ -20,7 +20,7 @@ def worth(
         bool, typer.Option("--pooled", help="Also the records of all silos in one place, without noise.")
     ] = False,
     any_learner: Annotated[
-        bool, typer.Option("--any-learner", help="Also the best of kernel ridge and boosted trees (scikit-learn).")
+        bool, typer.Option("--any-learner", help="Also the best of the model, kernel ridge and boosted trees.")
     ] = False,
     alone: Annotated[
         bool,

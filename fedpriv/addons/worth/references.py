@@ -1,4 +1,4 @@
-"""Scores of the local models in the user's cache, which reports read and never compute.
+"""Scores of the local models in the user's cache, for the tables of reports.
 
 | field of a file | meaning |
 |---|---|
@@ -101,13 +101,12 @@ def cache_key(cell: Cell) -> str | None:
     """Return the key of a cell's references, or None if the records have no source that identifies them.
 
     The key digests the source of the records, and the settings by which silos have them and fit local models, such
-    as partition, seed and model.  Settings of the federation's training, such as clip norm and step, are not in
-    it.
+    as partition, seed and model, but not those of the federation's training, such as clip norm and step.
     """
     if (source := _data_source(cell.data.name)) is None:
         return None
     tree = cell.canonical_data()
-    # A local model reads spared records, too, and belongs to one `split`, whatever the number of `splits` is.
+    # A local model reads spared records, too, and belongs to one `split` of the `splits`.
     data = {key: value for key, value in tree["data"].items() if key not in ("splits", "spared")}
     privacy = {key: tree["privacy"].get(key) for key in ("unit", "records", "shared")}
     sizes = [cell.schedule.batches_per_silo * batch for batch in cell.batch_sizes]
@@ -149,8 +148,6 @@ def _data_source(name: str) -> str | None:
 def _digest_file(name: str, facts: tuple[int, ...]) -> str | None:
     """Return SHA-256 of a regular file as hexadecimal text, or None for a device or a pipe.
 
-    The cache has the digests of the last 16 files.
-
     Args:
         name: Path of the file.
         facts: Device, inode, size and times of the file (`_file_facts`), so that a changed file is read again.
@@ -180,14 +177,7 @@ def cache_folder(kind: str) -> Path:
 
 
 def write_cached(kind: str, key: str, records: str, content: Mapping[str, Any]) -> None:
-    """Write `content` under its key, readable for its owner only, with the digest of its records.
-
-    Args:
-        kind: Name of the folder in the cache.
-        key: Digest of all that determines the content.
-        records: Digest of the records that the content was computed from.
-        content: Plain data for JSON.
-    """
+    """Write plain data under its key, readable for its owner only, with the digest of its records."""
     write_json(cache_folder(kind) / f"{key[:32]}.json", {"key": key, "records": records, **content}, PRIVATE_MODE)
 
 
@@ -262,12 +252,9 @@ def _check_count(value: object) -> int:
 
 
 def find_references(scenarios: Iterable[Mapping[str, Any]]) -> dict[int, References]:
-    """Return the cached references of resolved scenarios by their index, without computing any.
+    """Return the cached references of a run's resolved scenarios by their index, without computing any.
 
     Scenarios that differ only in trust, clip, step or privacy target have the same ones.
-
-    Args:
-        scenarios: Scenarios of the cells of a run, as nested dictionaries with every key resolved.
     """
     folder = default_data_root().parent / "alone"
     if not folder.is_dir() or not any(folder.iterdir()):
@@ -306,17 +293,11 @@ LOCAL_MODELS_TITLE = "each silo alone, nothing released"
 def _local_models_text(
     results: Results, references_by_index: Mapping[int, References], metric: Metric, fixed: Mapping[str, Any]
 ) -> str:
-    """Return the local models' metric at the points with the values `fixed`, or "" if none is cached.
+    """Return the local models' metric at points with the swept values `fixed`, or "" if none is cached.
 
     A point has the mean over its seeds that are cached, and a seed the mean over the silos of its references.  The
-    text is a range if the values of points differ in the digits shown.  It is "" for a metric other than that of
-    the references.
-
-    Args:
-        results: Results of the run.
-        references_by_index: References of the cells, by index.
-        metric: Metric of a table.
-        fixed: Values of swept keys that select points.
+    text is a range if the values of points differ in the digits shown, and "" for a metric other than that of the
+    references.
     """
     by_point: dict[str, list[float]] = {}
     for index, references in references_by_index.items():

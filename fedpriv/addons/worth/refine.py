@@ -1,11 +1,11 @@
 """`fedpriv silo refine`: a silo's comparison of its local model, the released one and a personal one.
 
-The comparison is neither a guard nor a client.  It is a process of the silo's administrator that opens no socket.
-It reads the silo's records and, but for `--alone`, a published model, prints to its own terminal, and writes the
-personal model only into a folder that no other user can read.  A personal model is a local one that is pulled
-towards the published model, with a weight λ that is chosen by fits from which some training records are held out,
-and is 0 for one unit alone.  The results are functions of the silo's records without noise, so no run's guarantee
-holds against a person who sees them.
+The silo's administrator runs the comparison.  It opens no socket, reads the silo's records and, but for `--alone`,
+a published model, prints to its terminal, and writes the personal model into a folder that no other user can read.
+A local model is fitted to the silo's own training records.  A personal model is a local one that is pulled towards
+the published model, with a weight λ that is chosen by fits from which some training records are held out, and is 0
+for one unit alone.  The results are functions of the silo's records without noise, so no run's guarantee holds
+against a person who sees them.
 """
 
 import dataclasses
@@ -84,8 +84,7 @@ class RefinedScores:
 def load_home_data(policy: Policy, cell: Cell, held_out: Path | None) -> HomeData:
     """Load the silo's records, with persons as units if the shard and the held-out file name persons.
 
-    Otherwise records are the units.  A shard is the file of the silo's records.  Records of a unit are in one fold
-    when models are judged on folds.
+    Otherwise records are the units.  A shard is the file of the silo's records.
 
     Args:
         policy: The silo's policy, which names its shard.
@@ -162,11 +161,7 @@ def _load_records(shard: Shard, cell: Cell) -> tuple[Records, NDArray[np.int64]]
 
 
 def read_released_model(path: Path, home: HomeData) -> Floats:
-    """Read a published model, (d,).
-
-    Args:
-        path: File in NumPy's format .npy.
-        home: The silo's records, whose loss has d parameters.
+    """Read a published model, (d,), from a file in NumPy's format .npy.
 
     Raises:
         InputError: The file is no model of this scenario, or a number is not finite or beyond ± 1e30.
@@ -187,12 +182,7 @@ def read_released_model(path: Path, home: HomeData) -> Floats:
 
 @limit_to_one_thread()
 def compare_models(home: HomeData, released: Floats) -> RefinedScores:
-    """Score the local, released, recalibrated and personal models, and a constant, on the test records.
-
-    Args:
-        home: The silo's records and loss.
-        released: Released model, (d,).
-    """
+    """Score the local, released, recalibrated and personal models, and a constant, on the test records."""
     objective, silo = home.objective, home.silo_records
     # κ, the penalty of the local fit, is also that of the personal fit.
     local_point, kappa = fit_local_model(objective, silo, home.seed)
@@ -323,7 +313,7 @@ def print_refined(
     # Two standard errors of a difference between two models that decide a tenth of the records differently.
     errors = f"{200.0 * (0.1 / tests) ** 0.5:.1f} points"
     noise = "their spread over records" if _metric_name(home) == "-loss" else errors
-    judged = "records that the release has not read"
+    judged = "records that the release has not read, one standard error towards alone"
     if refined.personal_model.judged == "folds":
         few = held_out is not None and int((~home.read_by_guard).sum()) < 10
         judged = (
@@ -331,10 +321,11 @@ def print_refined(
             if len(np.unique(home.silo_records.units)) < 2
             else "folds of records that the release has read, which favours it"
             + ", because --held-out has fewer than 10 records" * few
+            + ", one standard error towards alone"
         )
     sys.stdout.write(
         f"personal: pulled with lambda = {refined.personal_model.pull_weight:g} "
-        f"(0 is alone, inf the released model), chosen on {judged}, one standard error towards alone.\n"
+        f"(0 is alone, inf the released model), chosen on {judged}.\n"
         f"{tests:,} test records: differences below {noise} tell nothing.\n"
         "All of this, lambda and scores too, is computed from this silo's records without noise: keep it to "
         "yourself.  Whether the silo then leaves or stays tells others a little of it.\n"

@@ -16,7 +16,7 @@ does not read (`data.spared`).  A cell is one run, with every key of its scenari
 A partition by labels gives a silo test records with about its own label shares.  On a common test set, a local
 model would be judged on classes that are missing from its training records.
 
-Not private: every number here is a function of the records.  In a deployment none of them leaves a silo.
+Not private: scores and gains are functions of the records without noise.
 """
 
 import hashlib
@@ -169,15 +169,12 @@ def budget_shares(cell: Cell) -> Mapping[str, float]:
 def _select_test_rows(cell: Cell, task: Task, shares: Sequence[NDArray[np.int64]]) -> list[NDArray[np.int64]]:
     """Return the row indices of each silo's test records among the task's test records.
 
+    `shares` has the row indices of each silo's training records.
+
     Rows that do not count, which have the label of an absent record, are left out.  With partition "site" a silo
     has the rows of its site, or all rows if test records are of no site.  With "iid" a silo has all rows.  With a
     partition by labels silos have equally many rows, in which labels are about as frequent as in the silo's
     training records.
-
-    Args:
-        cell: A cell of a scenario.
-        task: The cell's task.
-        shares: Row indices of each silo's training records.
     """
     labels = task.test_with_missing.labels.numpy()
     counts = np.flatnonzero(counted_mask(labels))
@@ -195,10 +192,6 @@ def _training_records(task: Task, share: Tensor) -> tuple[Records, NDArray[np.in
 
     A unit is what is protected: a record, or a person with several records.  Floating-point columns become
     float64.
-
-    Args:
-        task: The cell's task.
-        share: Row indices of the silo in the task's training records.
     """
     rows = _to_float64(Records(*(column[share] for column in task.train)))
     if rows.labels.dim() > 1:  # units of several records each
@@ -246,10 +239,6 @@ def compute_references(
     cell: Cell, *, with_any_learner: bool = False, report_progress: Callable[[str], None] = lambda _: None
 ) -> References:
     """Fit and judge the local models of up to 16 silos, or read the scores from the user's cache.
-
-    A silo's row has the score of its local model and of a constant prediction, the penalty κ of the fit, and the
-    share of the largest class among its training records, or 0 for a regression and for hazards.  Where this share
-    is above 90 %, the row also has the mean accuracy over classes.
 
     Spared records are training records here, too.
 
@@ -320,8 +309,8 @@ def _verify_references(key: str, records: str, silos: Sequence[SiloRecords]) -> 
 def digest_silos(silos: Sequence[SiloRecords]) -> str:
     """Return SHA-256 of the silos' records, names and numbers, as a hexadecimal text.
 
-    Of each silo it covers the number, the name, the count of training records, and training and test records as
-    the model sees them.  It also covers the candidates for κ, the penalty of a local model's fit.
+    The digest covers the number, name, count of training records, and training and test records of each silo as
+    the model sees them, and the candidates for κ, the penalty of a local model's fit.
     """
     digest = hashlib.sha256(json.dumps(PENALTIES).encode())
     for silo in silos:
@@ -346,14 +335,7 @@ class GainEvaluator:
 
     @limit_to_one_thread()
     def evaluate(self, released: Floats) -> Gains:
-        """Compute the gain of a published model over each local model, and its scores.
-
-        Scores are of the model as it was published, and of the model with intercepts and scale fitted by the silo.
-        `balanced` has the mean accuracy over classes for silos with more than 90 % training records of one class,
-        and for others the score.
-
-        Args:
-            released: Parameters of the model, (d,).
+        """Compute the gain of a published model (d,) over each local model, and its scores.
 
         Raises:
             InputError: The model belongs to another scenario, or has a number that is not finite.
@@ -431,13 +413,9 @@ def _evaluate_gains(evaluator: GainEvaluator, cell: Cell, released: Floats, *, w
 
 
 def find_seen_rows(cell: Cell, silos: Sequence[SiloRecords]) -> list[NDArray[np.bool_] | None]:
-    """Return a mask of the training records that the release has read, for each silo.
+    """Return a mask of the training records that the release of a cell has read, for each silo.
 
-    Records that `data.spared` of the cell spares were not read, and all others count as read.
-
-    Args:
-        cell: Cell of the run.
-        silos: Silos, with all n of their training records.
+    Records that `data.spared` of the cell spares were not read, and others count as read.
 
     Returns:
         A mask (n,) for each silo, or None for each silo if the cell has no `data.spared`.
@@ -544,7 +522,7 @@ def compare_run(
 ) -> list[PointGains]:
     """Compute the gains at each point of a run that has a finished cell.
 
-    A point is one combination of swept values.  Each of its finished cells, one for a seed, is compared with local
+    A point is one combination of swept values.  A finished cell of it, one for a seed, is compared with local
     models of the records that the silos have under this seed.
 
     Args:
