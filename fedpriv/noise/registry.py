@@ -56,6 +56,7 @@ def check_mechanism_claims(mechanism: Mechanism, workload: Workload) -> None:
     * B, measured from `noise`, is lower-triangular, with a diagonal above 0 and of at least `fresh_std`.
     * A round takes one fresh vector, and a state holds at most `memory_vectors` vectors.
     * `movement` and `assumption` are None, so that the privacy is stated for any queries and any loss.
+    * `clipped_parts` is empty, since a record's increments are taken to move by the workload's clips.
     * `certified` and `attained_sensitivity` are at least the sensitivity of C = B^-1 A, or a bound of it where the
       sensitivity is not known exactly.
 
@@ -83,6 +84,9 @@ def check_mechanism_claims(mechanism: Mechanism, workload: Workload) -> None:
             ),
             f"{name}: a mechanism of one's own promises its privacy for any queries and any loss": (
                 mechanism.movement is not None or mechanism.assumption is not None
+            ),
+            f"{name}: a mechanism of one's own is for increments that are clipped as a whole": (
+                bool(mechanism.clipped_parts)
             ),
             f"{name}: what a mechanism of one's own costs is measured, for at most {MAX_ROUNDS} rounds; here are "
             f"{workload.rounds}": workload.rounds > MAX_ROUNDS,
