@@ -127,7 +127,7 @@ def fixed_order_scale(inner: InnerProducts, workload: Workload) -> Floats:
 
 
 def toeplitz_columns(coefficients: Floats, workload: Workload) -> Columns:
-    """Return norms and inner products of the columns of a lower-triangular Toeplitz C that restarts with the sums.
+    """Return the columns of a lower-triangular Toeplitz C that restarts with the sums.
 
     Args:
         coefficients: First column of C, with zeros beyond its end.
@@ -245,7 +245,7 @@ class Mechanism(Protocol):
     """Largest distance of consecutive queries for which the sensitivity holds, or None for any queries."""
 
     clipped_parts: tuple[float, ...] = ()
-    """Clip norms of an increment's further parts, for which it is charged, or () if it is clipped as a whole."""
+    """Clip norms of the further parts of an increment, or () if it is clipped as a whole."""
 
     protects_queries: ClassVar[bool] = True
     """True if every query is post-processing of noisy sums, so that it may be broadcast."""

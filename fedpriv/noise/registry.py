@@ -123,7 +123,7 @@ def _prefix_sum_matrix(workload: Workload) -> Floats:
 
 @lru_cache(maxsize=4)
 def _noise_matrix(mechanism: Mechanism, rounds: int) -> tuple[Floats, int]:
-    """Measure B, (T, T), by running `noise` on unit vectors, and the most vectors of a state after a round.
+    """Measure B, (T, T), by running `noise` on unit vectors, and the most vectors of a state.
 
     Round t of `rounds` = T gets the unit vector e_t as its fresh vector, so that its noise is row t of B.
 
@@ -269,7 +269,7 @@ def needs_fit(name: str, options: MechanismOptions) -> bool:
 
 
 def make_mechanism(name: str, workload: Workload, options: MechanismOptions) -> Mechanism:
-    """Build the mechanism that a scenario names, with its numbers given and not to be fitted (`needs_fit`).
+    """Build the mechanism that a scenario names with numbers that need no fit (`needs_fit`).
 
     Args:
         name: Name of the mechanism.
