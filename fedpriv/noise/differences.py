@@ -245,7 +245,7 @@ Trees = TypeVar("Trees", bound=DifferenceTrees)
 
 
 def calibrate_trees(trees: Trees, workload: Workload, shares: Literal["best", "equal"]) -> Trees:
-    """Set the standard deviation of each group of nodes to √(M_k / λ_k) / (largest clip).
+    """Return the trees with the standard deviation √(M_k / λ_k) / (largest clip) of each group of nodes.
 
     M_k is the largest squared displacement of a record in group k = early, late, difference, residual.  A group
     with M_k = 0 gets the standard deviation 0.  The shares λ_k of the groups sum to 1.  The sensitivity, the root
@@ -253,7 +253,7 @@ def calibrate_trees(trees: Trees, workload: Workload, shares: Literal["best", "e
     rounding.
 
     Args:
-        trees: Trees, whose standard deviations are replaced.
+        trees: Trees with any standard deviations.
         workload: Workload of the run.
         shares: "equal" for equal λ_k of the groups with M_k > 0.  "best" for the least mean variance, λ_k ∝
             √(A_k M_k), where A_k is the mean variance of the releases if group k alone has noise, of standard

@@ -313,7 +313,7 @@ def mechanism_from_data(data: Mapping[str, Any]) -> Mechanism:
 
     Raises:
         InputError: No mechanism has this name, or the class refuses a number.
-        TypeError: The mechanism has other fields.
+        TypeError: A field is missing, unknown or of another type.
         KeyError: There is no "name", or "phase-ends" has no "phases" with "lengths".
     """
     settings = dict(data)

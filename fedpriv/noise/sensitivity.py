@@ -86,7 +86,7 @@ def heaviest_pattern(weights: Floats, pattern: MinSeparation) -> float:
         return float(np.sum(weights[::gap][: pattern.max_rounds_per_record]))
     best = np.zeros(len(weights) + 1)  # best[i]: weight of the heaviest pattern in the first i rounds
     for _ in range(pattern.max_rounds_per_record):
-        with_last = weights.copy()
+        with_last = weights.copy()  # with_last[i]: weight of the heaviest pattern that ends with round i
         with_last[gap:] += best[1 : max(1, len(weights) - gap + 1)]
         next_best = np.maximum.accumulate(np.concatenate([[0.0], with_last]))
         if np.array_equal(next_best, best):
@@ -176,7 +176,7 @@ def farthest_pattern(weights: Floats, pattern: MinSeparation) -> tuple[float, bo
 
         Rounds count in reversed time.  `cross`, (T,), is twice the sum of X_ij over the fixed rounds j.
         """
-        tail[:] = 0.0
+        tail[:] = 0.0  # tail[i]: bound of what rounds i, i + 1, … can add, with 0 beyond the end
         for rounds_after in range(round_count):
             totals = cross + single_bounds[min(rounds_after, len(single_bounds) - 1)] + tail[gap:]
             tail[:rounds] = np.maximum.accumulate(totals[::-1])[::-1]

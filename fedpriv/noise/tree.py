@@ -110,7 +110,7 @@ def tree_inner_products(rounds: int, block: int, decay: float) -> Callable[[NDAr
         positions, block_lengths = columns - block_starts, np.minimum(block, rounds - block_starts)
         inner_products = np.zeros((len(columns), len(columns)))
         for level in range(level_count(min(block, rounds))):
-            nodes = positions >> level
+            nodes = positions >> level  # (n,), number of the node of this level that holds each round
             # Released nodes are left halves, and end within their block.
             released = (nodes % 2 == 0) & ((nodes + 1) << level <= block_lengths)
             distances = ((nodes + 1) << level) - 1 - positions

@@ -41,7 +41,7 @@ from fedpriv.rounds.round import IncrementPart, RoundBatch, RoundState, RoundSum
 
 @dataclass(frozen=True)
 class IntegerSteps:
-    """Steps of a round whose releases are functions of y_t = (C s)_t + z_t.
+    """Steps of a round in integers, with y_t = (C s)_t + z_t at parties that add noise.
 
     Sums of a round are int64, (d,), or (vectors, d) stacked, and released running sums are float64, (d,).  The
     noise is keyed by (key, party, round, query chain, (C s)_t).  So a round that is repeated after a rollback with
