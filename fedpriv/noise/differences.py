@@ -288,8 +288,7 @@ def size_by_paper(trees: Trees, workload: Workload, sigma_mu: float) -> Trees:
     Args:
         trees: Trees with a bound of the queries' movement.
         workload: Workload of the run.
-        sigma_mu: σμ, the paper's noise multiplier times the GDP parameter μ that it is calibrated to.  The paper's
-            count, corrected to four groups, is ρ = 2/σ², and σμ = 2.
+        sigma_mu: σμ, the paper's noise multiplier times the GDP parameter μ that it is calibrated to.
 
     Returns:
         The same trees with these standard deviations, in multiples of that of fresh vectors, and `least` = 2 σμ.

@@ -121,7 +121,7 @@ def is_restart(t: int, period: int | None) -> bool:
 
 
 def tile_periods(workload: Workload, values: Callable[[int], Floats]) -> Floats:
-    """Concatenate the values of all periods, (T,), of which the last may be shorter.
+    """Concatenate the values of all periods, (T,).  The last period may be shorter.
 
     Args:
         workload: Workload with the number of rounds and the period.
