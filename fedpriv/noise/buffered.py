@@ -16,11 +16,9 @@ distance by which it moves C s.  Special cases, without the `column_scale` below
 columns of C are short.  In a single pass a D can lengthen them and cost no record more than the worst record costs
 without it.
 
-A workload has the decay, the clip of every round and the rounds in which records take part.  Rounds t count from
-1.
+A workload has the decay, the clip of every round and the rounds in which records take part.
 
-On integers a few decaying buffers replace all past increments.  θ and the residues ω are multiples of 2^-31 by
-definition, and φ, which B needs, follows from them.
+On integers θ and the residues ω are multiples of 2^-31, and φ, which B needs, follows from them.
 
 Sources: McMahan, Xiao, Pillutla 2024 and Dvijotham et al. 2024 for BLT, Kalinin et al. 2026 (DP-λCGD) for λ-CGD.
 """
@@ -72,10 +70,7 @@ _Roots = Annotated[tuple[_Root, ...], Field(max_length=16, strict=False)]  # TOM
 
 
 class BufferedOptions(BaseModel):
-    """Scenario keys of buffered noise.
-
-    Without roots they are fitted before the run, and sent as numbers.
-    """
+    """Scenario keys of buffered noise, whose roots are fitted before the run if they are left out."""
 
     theta: _Roots = Field(
         (), description='poles of C, falling, for "blt", or λ alone for "lambda-cgd"; fitted if left out'
@@ -111,7 +106,7 @@ class BufferedToeplitz(Toeplitz):
     column_scale: tuple[float, ...] = field(default=(), metadata=SHARED)
     """D_t of every planned round, or empty for 1 everywhere."""
     period: None = None
-    """Always None, since the sums never restart.  Ledgers store the field."""
+    """None, since the sums never restart."""
 
     def __post_init__(self) -> None:
         if self.period is not None:
@@ -150,7 +145,7 @@ class BufferedToeplitz(Toeplitz):
     def with_equal_columns(self, workload: Workload) -> Self:
         """Return the mechanism with the `column_scale` that makes every column of C as long as the first.
 
-        Guarantee: the sensitivity is the same as without this scale, up to rounding.
+        Guarantee: the sensitivity is that without this scale, up to rounding.
 
         Raises:
             InputError: Participation is secret, in fresh permutations or no single pass, clips differ, or the
@@ -193,10 +188,9 @@ class BufferedToeplitz(Toeplitz):
     def noise(self, state: MechanismState, t: int, fresh: "Tensor") -> tuple["Tensor", MechanismState]:
         """Return (B z)_t and the next state.
 
-        Without `column_scale`, the coefficient of z_(t-k) in row t of B z is Σ_m g_m p_m^(k-1) for k ≥ 1 and 1 for
-        k = 0.  The terms m are called modes, with gain g_m and pole p_m.  So the row is z_t + Σ_m g_m b_m, for
-        decayed sums b_m of earlier fresh vectors, which the state holds.  Then b_m becomes p_m b_m + z_t.  With
-        `column_scale` the recursion is that of `_scaled_noise`.
+        Without `column_scale`, the coefficient of z_(t-k) in row t of B z is 1 for k = 0 and Σ_m g_m p_m^(k-1) for
+        k ≥ 1, with the gain g_m and the pole p_m of each `series.Mode`.  So the row is z_t + Σ_m g_m b_m, for
+        decayed sums b_m of earlier fresh vectors, which the state holds.  Then b_m becomes p_m b_m + z_t.
 
         Args:
             state: State before round t, which is not read in round 1.
@@ -224,11 +218,7 @@ class BufferedToeplitz(Toeplitz):
         return series.series_from_roots(self.theta, self.phi, count if self.theta else 1)
 
     def noise_row(self, count: int) -> Floats:
-        """Return the leading coefficients of B without `column_scale`, (count,).
-
-        Row t of B z weights the fresh vectors of rounds t, t - 1, … with them.  They are 1 and, for k ≥ 1, the sum
-        of gain · pole^(k-1) over the modes (`series.Mode`).
-        """
+        """Return the leading coefficients of B without `column_scale`, (count,)."""
         row: Floats = np.eye(1, count)[0]
         for mode in self._modes:
             row[1:] += mode.gain * powers(mode.pole, count - 1)
@@ -237,19 +227,18 @@ class BufferedToeplitz(Toeplitz):
     def integer(self, workload: Workload) -> Factorization:
         """Return the factorization A = B C on integers, with the C of rounded poles and residues.
 
-        Deployments need it, because they add discrete noise to integers.
-
         θ, the residues ω and the decay of A are rounded to multiples of 2^-31.  φ follows from θ and ω, so that B
         belongs to the rounded C.  Roots are rounded until they stay (`_round_roots`).  With `column_scale`
         increments are multiplied by D_t before they become integers.
 
-        Guarantee: the mechanism of the result has the result's strategy for its own.  So a claim that is computed
-        from a ledger, which has this mechanism, is of the C that added the noise.
+        Guarantee: `integer` of the result's mechanism has the result's strategy again.  So a claim that is
+        computed from a ledger, which has this mechanism, is of the C to whose outputs the noise was added.
 
         Raises:
             InputError: The rounded roots do not interlace or never stay, or the rounded residues add up to more
                 than 1.
         """
+        # Rounded again and again, up to the first mechanism that stays as it is.
         steps = accumulate(range(_MAX_ROUNDINGS), lambda mechanism, _: mechanism._round_roots(), initial=self)
         exact = next((rounded for before, rounded in pairwise(steps) if rounded == before), None)
         if exact is None:
@@ -271,8 +260,8 @@ class BufferedToeplitz(Toeplitz):
     def _round_roots(self) -> Self:
         """Return the mechanism of the integer strategy of these roots, with the decay rounded, too.
 
-        Its own integer strategy can be another one, where a zero of about 0 is taken for 0, or roots are close to
-        each other.
+        The result may have other roots once more if it is rounded again, where a zero of about 0 is taken for 0,
+        or roots are close to each other.
         """
         strategy = make_integer_buffered(self.theta, self.phi)
         # Rounding moves a zero φ_m = 0 to either side of 0, and zeros may not be negative.
@@ -402,9 +391,7 @@ _ZERO_TOLERANCE = 2.0**-20  # rounded residues give a φ_m near 0, on either sid
 class ScaledFactorization(Factorization):
     """Factorization with a `column_scale`: increments are D_t s_t, and B divides by D_t.
 
-    The clip of an increment is D_t S_t.
-
-    Guarantee: C is charged for the longer increments, as if they were the records'.
+    Guarantee: C is charged for increments of norm D_t S_t, with the clip S_t.
     """
 
     scaled_mechanism: BufferedToeplitz = field(kw_only=True)
@@ -429,8 +416,8 @@ class IntegerBuffered(IntegerStrategy):
     θ and ω count multiples of 2^-31.  `digits` is g, the number of fractional bits of the buffers: b_i is an
     integer that counts multiples of 2^-g.
 
-    Runs on neighbouring data can round differently.  In T rounds the roundings of buffer i change the difference
-    of their outputs by at most ω_i min(T, 1 / (1 - θ_i)) / 2^g, and the rounding of its product by at most 1.
+    In T rounds the roundings of buffer i change the difference of outputs of neighbours by at most ω_i min(T, 1 /
+    (1 - θ_i)) / 2^g, and the rounding of its product by at most 1.
     """
 
     theta: tuple[int, ...]
@@ -526,8 +513,7 @@ def make_integer_buffered(theta: Sequence[float], phi: Sequence[float], digits: 
     Args:
         theta: Poles θ.
         phi: Zeros φ, as many as poles.
-        digits: Number g of fractional bits, 0 to 24: the buffers hold multiples of 2^-g.  With more of them the
-            roundings of the buffers need less extra noise, but the buffers hold larger integers.
+        digits: Number g of fractional bits, 0 to 24: the buffers hold multiples of 2^-g.
 
     Raises:
         InputError: The roots do not interlace in this way, the rounded ω_i add up to more than 1, or `digits` is
@@ -566,8 +552,6 @@ def integer_series(strategy: IntegerBuffered, rounds: int) -> NDArray[np.float64
 
 def _residue(theta: list[Fraction], phi: list[Fraction], index: int) -> Fraction:
     """Compute ω_i = Π_j (θ_i - φ_j) / Π_{j≠i} (θ_i - θ_j) for i = `index`, from 0.
-
-    ω_i is the weight of θ_i^(k-1) in the coefficient c_k of C.
 
     Args:
         theta: Poles θ, all different.

@@ -9,16 +9,15 @@
 A is the matrix of running sums, (A s)_t = s_t + decay (A s)_(t-1), or s_t where the sums begin or restart.  The
 noise of round t is (B z)_t for fresh vectors z, and a record is charged for the distance by which it moves C s.
 s_t is the sum of the increments of round t, the contributions of its records, each of norm clip_t at most.  In a
-fixed order a record takes part every `rounds_per_epoch` rounds, in separated participations in any rounds that are
-far enough apart, and in a single pass once.  d_t and noise_t are sizes of the noise of round t, in multiples of
-fresh vectors, and S is the clip.
+fixed order a record takes part every `rounds_per_epoch` rounds, in separated participations in rounds that are far
+enough apart, and in a single pass once.  d_t and noise_t are sizes of the noise of round t, in multiples of fresh
+vectors, and S is the clip.
 
 A workload has the decay, the clip of every round, the rounds in which records take part, and the period after
-which the sums restart, if they do.  Rounds t count from 1.
+which the sums restart, if they do.
 
-Independent and scheduled noise have no state.  A schedule can add less noise to early sums than to late ones,
-which pays if the output weighs early sums more.  Leaf noise is added to every increment, and the noisy increments
-are added to the running sum, so that the noise accumulates over a period.
+A schedule can add less noise to early sums than to late ones, which pays if the output weighs early sums more.
+Leaf noise is added to every increment, and accumulates over a period with the increments.
 
 `PhaseEnds` is for runs that release the end of each phase only.  Its price rests on contraction within a phase,
 and it is no factorization A = B C.  Sources: Feldman, Koren & Talwar 2020, section 4, and for the contraction
@@ -121,10 +120,7 @@ class IndependentGaussian(Mechanism):
         return 1.0
 
     def blocks(self, workload: Workload) -> ColumnBlocks | None:
-        """Return blocks of one band for decay 0, where C is the identity, else None.
-
-        With another decay an increment stays in all later sums of its period.
-        """
+        """Return blocks of one band for decay 0, where C is the identity, else None."""
         return ColumnBlocks(1, np.ones(workload.rounds)) if workload.decay == 0.0 else None
 
     def variance(self, workload: Workload) -> Floats:
@@ -192,8 +188,7 @@ class IntegerPrefix(IntegerStrategy):
     """C = A on integers: q_t = ⌊c · q_{t-1}⌉ + s_t, restarted every `period` rounds if it is not None.
 
     The decay c is `decay` multiples of 2^-31.  Roundings of neighbours differ by at most 1 a round, and the
-    differences decay like the sums, so that they add up to at most 1 / (1 - c) for c < 1.  Nothing is rounded for
-    c = 1.
+    differences decay like the sums, so that they add up to at most 1 / (1 - c) for 0 < c < 1.
     """
 
     decay: int
@@ -245,10 +240,7 @@ _Size = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
 class ScheduledOptions(BaseModel):
-    """Scenario keys of scheduled noise.
-
-    Without sizes they are fitted before the run, and sent as numbers.
-    """
+    """Scenario keys of scheduled noise, whose sizes are fitted before the run if they are left out."""
 
     noise_sizes: Annotated[tuple[_Size, ...], Field(max_length=1_000_000, strict=False)] = Field(
         (),
@@ -313,9 +305,8 @@ class ScheduledGaussian(Mechanism):
     def certified(self, workload: Workload) -> Sensitivity:
         """Return the sensitivity, exact for one pass whose rounds all read records, and for a fixed order.
 
-        With C_τ for column τ of C, the sensitivity is max_τ clip_τ ‖C_τ‖ for one pass.  For a fixed order every
-        record is tried.  For separated participations the sum of clip_τ ‖C_τ‖ over the heaviest pattern of rounds
-        is a bound, which a search may replace by the exact sensitivity or a smaller bound.
+        For separated participations the sum of clip_τ ‖C_τ‖ over the heaviest pattern of rounds τ, with column
+        C_τ of C, is a bound, which a search may replace by the exact sensitivity or a smaller bound.
         """
         self._check_workload(workload)
         order = workload.public_order
@@ -358,10 +349,7 @@ class ScheduledGaussian(Mechanism):
         return min(self.sizes)
 
     def blocks(self, workload: Workload) -> ColumnBlocks | None:
-        """Return blocks of one band for decay 0, where C is diagonal, else None.
-
-        With another decay an increment stays in all later sums.
-        """
+        """Return blocks of one band for decay 0, where C is diagonal, else None."""
         self._check_workload(workload)
         return ColumnBlocks(1, 1.0 / np.array(self.sizes[: workload.rounds])) if self.decay == 0.0 else None
 
@@ -430,9 +418,7 @@ class IntegerScheduled(IntegerPrefix):
 
 @dataclass(frozen=True)
 class LeafGaussian(Mechanism):
-    """Fresh noise on every increment, `first` times as large in the first round of a period.
-
-    Without a period, the run is one.
+    """Fresh noise on every increment, `first` times as large in the first round of a period or a run.
 
     Guarantee: a record moves the increments of its own rounds only.  For any participation, the square of the
     distance by which a record can move C s is exactly the sum of (clip_t / noise_t)² over these rounds, where
@@ -454,10 +440,7 @@ class LeafGaussian(Mechanism):
             raise InputError(f"first = {self.first}: a ratio of two noises is a finite number above 0")
 
     def certified(self, workload: Workload) -> Sensitivity:
-        """Return √(Σ (clip_t / noise_t)²) over the rounds t of the worst record.
-
-        noise_t is `first` in the first round of a period, and else 1.
-        """
+        """Return √(Σ (clip_t / noise_t)²) over the rounds t of the worst record."""
         check_matches(workload, self.decay, self.period)
         order, squared_norms = workload.public_order, (workload.clips / self._noise_scales(workload)) ** 2
         if isinstance(order, MinSeparation):
@@ -481,8 +464,7 @@ class LeafGaussian(Mechanism):
     def variance(self, workload: Workload) -> Floats:
         """Return the variance v_t of the accumulated noise of every round, (rounds,).
 
-        The noisy increments are added up, so that v_t = noise_t² + decay² v_(t-1), without the second term in the
-        first round of a period.  The variance of fresh vectors is 1.
+        v_t = noise_t² + decay² v_(t-1), without the second term in the first round of a period.
         """
         check_matches(workload, self.decay, self.period)
         variances = np.empty(workload.rounds)
@@ -580,10 +562,7 @@ class PhaseEnds(Mechanism):
         return cls(**{**data, "phases": Phases(tuple(data["phases"]["lengths"]))})
 
     def certified(self, workload: Workload) -> Sensitivity:
-        """Return the largest clip as the sensitivity, which is a bound.
-
-        A record is in one gradient round, moves the iterate there by at most step · clip · its weight, and later
-        rounds of the phase do not enlarge this distance.  In units of the step and the weight this is the clip.
+        """Return the largest clip as the sensitivity, which is a bound, in units of the step.
 
         Raises:
             InputError: The contraction argument does not apply to this workload, step or clip.

@@ -2,17 +2,17 @@
 
 Source: Tran & Cutkosky, Momentum Aggregation for Private Non-convex ERM (NeurIPS 2022), Algorithm 2, with its
 errata (docs/momentum.md).  The increment of round t is g_t(w_t): g_t is the gradient on the round's batch, and w_t
-the query, the point at which silos compute it.  An epoch has N rounds, and in a fixed order a record is at the
-same position, one of the N rounds, of every epoch.  Every increment is split at v_q, the query at the start of its
+the query, the point at which silos compute it.  An epoch has N rounds, and in a fixed order a record takes part in
+the same one of them in every epoch, its position.  Every increment is split at v_q, the query at the start of its
 epoch q:
 
     G_t = g_t(v_q),   Δ_t = g_t(v_q) - g_t(v_{q-1}),   r_t = g_t(w_t) - g_t(v_q)
 
 The sums of G are estimated as (1 - γ) (last epoch's estimate + sum of Δ) + γ (sum of G), with a mixing weight γ
 between 0 and 1.  Differences of gradients are often smaller than gradients, and then need less noise.  In a fixed
-order, where no part is clipped, the part of the estimate without noise is plain momentum.  The three trees (of G,
-Δ and r) are therefore formed for the noise only.  A node of a tree is the decayed sum of an interval of rounds
-(`tree`).  The nodes form four groups, each with one standard deviation:
+order, where no part is clipped, the estimate without noise is plain momentum, and the three trees (of G, Δ and r)
+are formed for the noise only.  A node of a tree is the decayed sum of an interval of rounds (`tree`).  The nodes
+form four groups, each with one standard deviation:
 
 | group | nodes | one record moves a part G_t, Δ_t or r_t by at most (zero-out) |
 |---|---|---|
@@ -23,10 +23,9 @@ order, where no part is clipped, the part of the estimate without noise is plain
 
 In the first round of an epoch r is 0.
 
-`AlignedDifferences` is a variant of Algorithm 2's noise whose trees of G and Δ lie inside epochs, while the tree
-of r spans the run.  The variant is ours, not the paper's.  The paper composes the sum of G up to round t from
-windows of N rounds, which slide over epoch boundaries.  The variant composes it from prefixes of single epochs q =
-0, 1, …, which are the first p rounds of an epoch, p = 1 … N:
+`AlignedDifferences` is a variant of ours, whose trees of G and Δ lie inside epochs, while the tree of r spans the
+run.  The paper composes the sum of G up to round t from windows of N rounds, which slide over epoch boundaries.
+The variant composes it from prefixes of single epochs q = 0, 1, …, the first p rounds of an epoch, p = 1 … N:
 
     Q_{q,p} = (1 - γ) (Q_{q-1,p} + prefix of Δ) + γ (prefix of G),   Q_{0,p} = prefix of G
     sum of G up to t = Q_{q,p} + Σ_{k<q} decay^{p + (q-1-k) N} Q_{k,N}
@@ -38,9 +37,8 @@ A release is the noisy running sum of a round.  A displacement is the distance b
 Fresh vectors are independent normal vectors, drawn for each round.  A workload has the decay of the running sums,
 the clip of every round and the rounds in which records take part.
 
-On integers the parts r, G and Δ of a round go into three trees.  The tree of r spans the whole run, those of G and
-Δ restart every epoch.  C maps the parts to the nodes' values, and B is everything that the mechanism does with
-these values.
+On integers the parts r, G and Δ of a round go into three trees.  C maps the parts to the nodes' values, and B maps
+these values to the releases.
 """
 
 import dataclasses
@@ -131,14 +129,11 @@ class DifferenceTrees(Mechanism):
     def squared_norms(self, workload: Workload) -> NodeGroups:
         """Compute each record's squared displacement in each group of nodes.
 
-        A record's squared displacement in a group is the sum of squares of the distances by which it moves the
-        group's nodes.  It is not divided by the variance of the group's noise.
+        This is the sum of squares of the distances by which the record moves the group's nodes, not divided by the
+        variance of their noise.
 
         Args:
             workload: Workload with the clips and the fixed order.
-
-        Returns:
-            For each group the squared displacement of the record at each position of an epoch, (N,).
         """
         raise NotImplementedError
 
@@ -201,16 +196,15 @@ class DifferenceTrees(Mechanism):
     def check_workload(self, workload: Workload) -> None:
         """Check that the trees factor the workload and that their bounds are usable.
 
-        The order has to be fixed, with N batches in every epoch, because with other orders Δ would be a difference
-        between gradients of different records.
+        The order has to be fixed, with N batches in every epoch.  In others Δ would be a difference between
+        gradients of different records.
 
         Args:
             workload: Workload of the run.
 
         Raises:
             InputError: The decay or the order is another one, sums restart, γ is not strictly between 0 and 1, a
-                bound is not above 0, or `difference` or `residual` is not finite, for instance because no
-                smoothness of the loss is known.
+                bound is not above 0, or `difference` or `residual` is not finite.
         """
         check_matches(workload, self.decay, None)
         refuse(
@@ -239,7 +233,6 @@ class DifferenceTrees(Mechanism):
         · i if queries' movement bounds it, and by `residual` if r is clipped and i > 0.
         """
         rounds_since_anchor = np.arange(workload.rounds) % self.rounds_per_epoch
-        # A clipped r moves by `residual` at most, however long ago the epoch began, and r is 0 in its first round.
         max_distance = self.rounds_per_epoch if self.movement is not None else 1
         displacements = self.residual * np.minimum(rounds_since_anchor, max_distance).astype(np.float64)
         squared_norms = np.zeros(self.rounds_per_epoch)
@@ -252,7 +245,7 @@ Trees = TypeVar("Trees", bound=DifferenceTrees)
 
 
 def calibrate_trees(trees: Trees, workload: Workload, shares: Literal["best", "equal"]) -> Trees:
-    """Set the standard deviation of each group of nodes to √(M_k / λ_k) / (largest clip).
+    """Return the trees with the standard deviation √(M_k / λ_k) / (largest clip) of each group of nodes.
 
     M_k is the largest squared displacement of a record in group k = early, late, difference, residual.  A group
     with M_k = 0 gets the standard deviation 0.  The shares λ_k of the groups sum to 1.  The sensitivity, the root
@@ -260,14 +253,11 @@ def calibrate_trees(trees: Trees, workload: Workload, shares: Literal["best", "e
     rounding.
 
     Args:
-        trees: Trees, whose standard deviations are replaced.
+        trees: Trees with any standard deviations.
         workload: Workload of the run.
         shares: "equal" for equal λ_k of the groups with M_k > 0.  "best" for the least mean variance, λ_k ∝
             √(A_k M_k), where A_k is the mean variance of the releases if group k alone has noise, of standard
             deviation 1.
-
-    Returns:
-        The same trees with these standard deviations, in multiples of that of fresh vectors.
 
     Raises:
         InputError: The method `check_workload` of the trees refuses the workload.
@@ -292,15 +282,13 @@ def size_by_paper(trees: Trees, workload: Workload, sigma_mu: float) -> Trees:
     """Set the standard deviations of nodes to those that Algorithm 2 states.
 
     These are √V_{≤2N} for early nodes, √V_{>2N} for late nodes, and `difference` / (2 clip) · √V_{>2N} for nodes
-    of Δ and of r, with the largest clip.  V_{≤2N} and V_{>2N} are the paper's bounds on the number of nodes that
-    hold one record (`paper_window_counts`).  `difference` includes the smoothness constant L, which the
-    algorithm's box omits, and α is 1 minus the decay.
+    of Δ and of r, with the largest clip (`paper_window_counts` for V).  `difference` includes the smoothness
+    constant L, which the algorithm's box omits, and α is 1 minus the decay.
 
     Args:
         trees: Trees with a bound of the queries' movement.
         workload: Workload of the run.
-        sigma_mu: σμ, the paper's noise multiplier times the GDP parameter μ that it is calibrated to.  The paper's
-            count, corrected to four groups, is ρ = 2/σ², and σμ = 2.
+        sigma_mu: σμ, the paper's noise multiplier times the GDP parameter μ that it is calibrated to.
 
     Returns:
         The same trees with these standard deviations, in multiples of that of fresh vectors, and `least` = 2 σμ.
@@ -368,8 +356,7 @@ class AlignedDifferences(DifferenceTrees):
     def squared_norms(self, workload: Workload) -> NodeGroups:
         """Add up each record's squared displacements in the four groups of nodes, (N,) a group.
 
-        The trees of G and of Δ cover one epoch each, so that their squares add up over the epochs.  The tree of r
-        spans the whole run.
+        The trees of G and of Δ cover one epoch each, so that their squares add up over the epochs.
 
         Args:
             workload: Workload with the clips.
@@ -562,9 +549,7 @@ class IntegerAligned(IntegerStrategy):
     def noise_groups(self, rounds: int, participations: int) -> tuple[NoiseGroup, ...]:
         """Return the released nodes in groups of equal noise: early and late ones of G, those of Δ and of r.
 
-        A group has its number of nodes, their noise, and a bound of what rounding adds to the difference of a node
-        between neighbours.  An epoch holds a record once, so that roundings are bounded for one participation in
-        the trees of G and Δ.
+        An epoch holds a record once, so that roundings are bounded for one participation in the trees of G and Δ.
 
         Args:
             rounds: Number of rounds of the run.

@@ -3,7 +3,7 @@
 s_t is the sum of the increments of round t, the clipped contributions of its records.  The running sums are A s,
 where row t of the lower-triangular workload A holds the decays.  Most mechanisms factor A = B C, and release
 A s + B z with independent Gaussian z_t, which is post-processing of C s + z.  A record is charged the distance by
-which it can move C s.  A mechanism's certificate is its statement of this distance.
+which it can move C s, the sensitivity, and `Mechanism.certified` states it.
 
 Factors D_1 … D_T scale the columns of C, so that every record costs as much as the worst one.  One D serves two
 purposes: clips of S_t · D_t in place of the clips S_t of rounds t at the same noise (`late_clip = "column"`), or
@@ -44,7 +44,7 @@ InnerProducts = Callable[[NDArray[np.int64]], Floats]
 
 
 class Columns(NamedTuple):
-    """Norms and inner products of the columns of C, on which certificates rest."""
+    """Norms and inner products of the columns of C, from which sensitivities are computed."""
 
     squared_norms: Floats
     """Squared column norms, (T,)."""
@@ -55,7 +55,7 @@ class Columns(NamedTuple):
 def clip_multipliers(columns: Columns, workload: Workload) -> Floats:
     """Compute factors D_t of the clips that leave the sensitivity unchanged, (T,).
 
-    With a clip of S_t · D_t in every round t in place of S_t, every record moves C s by as much as the sensitivity
+    With a clip of S_t · D_t in every round t in place of S_t, every record can move C s as far as the worst record
     without factors.
 
     Args:
@@ -73,12 +73,11 @@ def clip_multipliers(columns: Columns, workload: Workload) -> Floats:
 
 
 def column_scale(squared_norms: Floats, workload: Workload) -> Floats:
-    """Compute D for a single participation of every record, (T,).
+    """Compute D ≥ 1 for a single participation of every record, (T,).
 
-    Every column of C diag(D), times its clip, is as long as the longest column of C, times its clip.  Every D_t is
-    at least 1.
+    Every column of C diag(D), times its clip, is as long as the longest column of C, times its clip.
 
-    Guarantee: the sensitivity is what it was without D, whatever the clips are.
+    Guarantee: the sensitivity is what it was without D, up to rounding, whatever the clips are.
 
     Args:
         squared_norms: Squared column norms of C, (T,).
@@ -96,11 +95,11 @@ def column_scale(squared_norms: Floats, workload: Workload) -> Floats:
 def fixed_order_scale(inner: InnerProducts, workload: Workload) -> Floats:
     """Compute factors D of the clips for several passes in a fixed order with equal clips, (T,).
 
-    With D a record's squared distance is Σ_ij D_i D_j ⟨C_i, C_j⟩ over its rounds i and j, at clip 1.  D makes this
-    distance the same for every record, as large as the worst one without D.  Among such factors D has the largest
-    product Π D_i for each record: its clips, multiplied by D, are then as large as they can be, in geometric mean.
+    With D a record's squared distance is Σ_ij D_i D_j ⟨C_i, C_j⟩ over its rounds i and j, at clip 1.  Among the
+    factors that make this distance the same for every record, as large as the worst one without D, D has the
+    largest product Π D_i for each record.
 
-    Guarantee: every record costs what the worst one cost without D.
+    Guarantee: every record costs what the worst one cost without D, up to rounding.
 
     Args:
         inner: Inner products of the columns of C.
@@ -128,9 +127,7 @@ def fixed_order_scale(inner: InnerProducts, workload: Workload) -> Floats:
 
 
 def toeplitz_columns(coefficients: Floats, workload: Workload) -> Columns:
-    """Return norms and inner products of the columns of a lower-triangular Toeplitz C.
-
-    C restarts with the sums.
+    """Return the columns of a lower-triangular Toeplitz C that restarts with the sums.
 
     Args:
         coefficients: First column of C, with zeros beyond its end.
@@ -165,16 +162,16 @@ def toeplitz_inner(coefficients: Floats, rounds: int, block: int | None = None) 
         """Compute the inner products of some columns, (n,) -> (n, n), from the partial sums of each lag."""
         block_starts = columns // length * length
         rounds_after = np.minimum(block_starts + length, rounds) - 1 - columns  # rounds of the block that follow
-        # Two columns at a lag have the sum of c_k c_{k+lag} over k = 0 … rounds after the later one.
+        # Pairs of columns, flat (n²,): Σ c_k c_{k+lag} over k = 0 … the rounds after the later one of the pair.
         min_rounds_after, lags = (
             np.minimum.outer(rounds_after, rounds_after).ravel(),
             np.abs(np.subtract.outer(columns, columns)).ravel(),
         )
-        lags[np.not_equal.outer(block_starts, block_starts).ravel()] = length  # of two blocks: nothing in common
+        lags[np.not_equal.outer(block_starts, block_starts).ravel()] = length  # of two blocks: the product is 0
         products, order = np.zeros(lags.shape), np.argsort(lags, kind="stable")
         distinct_lags, first_indices = np.unique(lags[order], return_index=True)
         for lag_value, entries in zip(distinct_lags.tolist(), np.split(order, first_indices[1:]), strict=True):
-            if lag_value == length:  # the largest lag, of columns of two blocks, whose products are 0
+            if lag_value == length:  # the largest lag
                 break
             if lag_value not in partial_sums:
                 partial_sums[lag_value] = np.cumsum(first_column[: length - lag_value] * first_column[lag_value:])
@@ -212,7 +209,7 @@ The number of vectors is a function of t.
 
 
 class Sensitivity(NamedTuple):
-    """Distance by which one record can move C s, with the reason."""
+    """Distance by which one record can move C s."""
 
     value: float
     """Distance in the unit of the clips, relative to fresh vectors of standard deviation 1."""
@@ -245,16 +242,10 @@ class Mechanism(Protocol):
     words: ClassVar[str]
     """Description of the noise for reports."""
     movement: float | None = None
-    """Largest distance of consecutive queries for which the sensitivity holds, or None for any queries.
-
-    Silos and simulations check the distance.
-    """
+    """Largest distance of consecutive queries for which the sensitivity holds, or None for any queries."""
 
     clipped_parts: tuple[float, ...] = ()
-    """Clip norms of the further parts of an increment, or () if increments are clipped as a whole.
-
-    The noise is charged for these norms.
-    """
+    """Clip norms of the further parts of an increment, or () if it is clipped as a whole."""
 
     protects_queries: ClassVar[bool] = True
     """True if every query is post-processing of noisy sums, so that it may be broadcast."""
@@ -269,17 +260,15 @@ class Mechanism(Protocol):
     def assumption(self) -> str | None:
         """Assumption of the sensitivity about the loss and the arithmetic, as a sentence, or None.
 
-        Guarantee: where `assumption` is None, the sensitivity rests on clipping alone.  A silo that is to promise
-        something for every query it may receive takes no other mechanism.
+        Guarantee: where `assumption` is None, the sensitivity rests on clipping alone.
         """
         return None
 
     @property
     def fresh_std(self) -> float:
-        """Lower bound of the noise that fresh vectors add to a release, as a standard deviation.
+        """Lower bound of the noise that a round's own fresh vectors add to its row of B z, for unit z.
 
-        The bound is the share of a round's own fresh vectors in its row of B z, for unit z.  A mechanism that
-        states no bound returns 0: then no part of a release is known to be new.
+        It is a standard deviation, or 0 for a mechanism that states no bound.
         """
         return 0.0
 
@@ -309,10 +298,7 @@ class Mechanism(Protocol):
         return {one.label: one}
 
     def options(self) -> dict[str, Any]:
-        """Return the scenario keys, without the name, from which `of` rebuilds the mechanism.
-
-        Values are plain data as in JSON.  A mechanism that no scenario can choose has no keys.
-        """
+        """Return the scenario keys, without the name, from which `of` rebuilds the mechanism, as plain data."""
         return {}
 
     def columns(self, workload: Workload) -> Columns:
@@ -354,9 +340,9 @@ class Mechanism(Protocol):
         """Compute the l2 distance by which one record can move C s, or an upper bound of it.
 
         Zero-out is presumed to move each increment of the record by at most its clip norm.  Noise z_t ~ N(0, σ² I)
-        then gives μ-GDP for everything that is released over the whole run, with μ = sensitivity / σ under
-        zero-out and μ = 2 sensitivity / σ under replace-one.  No smaller μ holds if the sensitivity is exact and
-        increments can have any direction.
+        then gives μ-GDP for all releases of the run together, with μ = sensitivity / σ under zero-out and μ = 2
+        sensitivity / σ under replace-one.  No smaller μ holds if the sensitivity is exact and increments can have
+        any direction.
         """
         return self.certified(workload).value
 
@@ -364,8 +350,7 @@ class Mechanism(Protocol):
         """Return bands and norms of the columns of C, or None if C has no last band or states none.
 
         Guarantee: increments of rounds that lie `bands` or more apart move disjoint blocks of C s, and an
-        increment whose column has norm n moves its block by n times the increment's own norm.  Amplification by
-        secret participation rests on these two facts.
+        increment whose column has norm n moves its block by n times the increment's own norm.
         """
         return None
 
@@ -389,11 +374,7 @@ class Mechanism(Protocol):
         ...
 
     def draws(self, t: int) -> int | None:
-        """Number of fresh vectors that round t takes, or None for a single one without an axis for the number.
-
-        The number is public.  The vectors are nodes 0, 1, … of the party's stream of noise.  Several vectors come
-        stacked on a first axis.
-        """
+        """Number of fresh vectors of round t, stacked on a first axis, or None for one without this axis."""
         return None
 
     def start(self) -> MechanismState:
@@ -403,7 +384,7 @@ class Mechanism(Protocol):
     def noise(self, state: MechanismState, t: int, fresh: "Tensor") -> tuple["Tensor", MechanismState]:
         """Compute row t of B z and the next state.
 
-        The noise may be part of the next state, or `fresh` itself, so that callers must not write into it.
+        Callers must not write into the noise, which may be part of the next state, or `fresh` itself.
 
         Args:
             state: State before round t.
@@ -413,16 +394,13 @@ class Mechanism(Protocol):
         ...
 
     def integer(self, workload: Workload) -> "Factorization":
-        """Build the factorization with C on integers, and with B and the sensitivity of the same coefficients.
-
-        Coefficients of C, such as a decay, become multiples of 2^-31.
+        """Build the factorization with C on integers, with coefficients that are multiples of 2^-31.
 
         Args:
             workload: Workload in real units.
 
         Raises:
-            InputError: C has no exact form, or the claim is about real-valued gradients and rounding invalidates
-                it, as a claim that rests on contraction or on how far queries move.
+            InputError: C has no exact form, or the sensitivity does not hold for gradients that are rounded.
         """
         raise InputError(f"{type(self).__name__}: its noise cannot be added to integers; use another mechanism")
 

@@ -2,8 +2,7 @@
 
 A mechanism adds noise B z to running sums A s, where s are the sums of a round's clipped contributions and
 z are fresh vectors of noise.  With A = B C, its sensitivity is the largest distance by which one record moves C s.
-Its certificate is its statement of the sensitivity.  The certificate of a user's mechanism for all rounds of a
-run is checked before the run, with B measured on unit vectors (`check_mechanism_claims`).
+Its certificate states the sensitivity.  A user's mechanism is checked before a run (`check_mechanism_claims`).
 """
 
 import dataclasses
@@ -55,15 +54,15 @@ def check_mechanism_claims(mechanism: Mechanism, workload: Workload) -> None:
 
     * B, measured from `noise`, is lower-triangular, with a diagonal above 0 and of at least `fresh_std`.
     * A round takes one fresh vector, and a state holds at most `memory_vectors` vectors.
-    * `movement` and `assumption` are None, so that the privacy is stated for any queries and any loss.
+    * `movement` and `assumption` are None, and `clipped_parts` is empty.
     * `certified` and `attained_sensitivity` are at least the sensitivity of C = B^-1 A, or a bound of it where the
       sensitivity is not known exactly.
 
     Comparisons with `fresh_std` and with the sensitivity allow for a relative 1e-6 of rounding.
 
-    Guarantee: in a public order, and for any queries, a mechanism that passes has a certificate that is not below
-    the sensitivity of C = B^-1 A by more than a relative 1e-6, for the B that its `noise` applies to unit vectors
-    and the C that floating point finds by forward substitution.
+    Guarantee: in a public order, for any queries, and for the clips and the rounds of the workload, a mechanism
+    that passes has a certificate that is not below the sensitivity of C = B^-1 A by more than a relative 1e-6, for
+    the B that its `noise` applies to unit vectors and the C that floating point finds by forward substitution.
 
     Args:
         mechanism: Mechanism of a user.
@@ -83,6 +82,9 @@ def check_mechanism_claims(mechanism: Mechanism, workload: Workload) -> None:
             ),
             f"{name}: a mechanism of one's own promises its privacy for any queries and any loss": (
                 mechanism.movement is not None or mechanism.assumption is not None
+            ),
+            f"{name}: a mechanism of one's own is for increments that are clipped as a whole": (
+                bool(mechanism.clipped_parts)
             ),
             f"{name}: what a mechanism of one's own costs is measured, for at most {MAX_ROUNDS} rounds; here are "
             f"{workload.rounds}": workload.rounds > MAX_ROUNDS,
@@ -122,8 +124,6 @@ def _prefix_sum_matrix(workload: Workload) -> Floats:
 @lru_cache(maxsize=4)
 def _noise_matrix(mechanism: Mechanism, rounds: int) -> tuple[Floats, int]:
     """Measure B, (T, T), by running `noise` on unit vectors, and the most vectors of a state.
-
-    The state counts after each round, and not that of `start`.
 
     Round t of `rounds` = T gets the unit vector e_t as its fresh vector, so that its noise is row t of B.
 
@@ -175,8 +175,7 @@ USER_MECHANISMS: dict[str, type[Mechanism]] = {}
 def add_mechanism(kind: type[Mechanism]) -> None:
     """Add a mechanism to the table, for scenarios that name it and for reading back runs with it.
 
-    A user's mechanism of the same name is replaced.  Claims of the class are not tested here: `check_readable`
-    does that before a run.
+    A user's mechanism of the same name is replaced.
 
     Args:
         kind: Frozen dataclass and subclass of `Mechanism`, with fields of numbers, text and tuples.
@@ -220,10 +219,7 @@ def lookup_mechanism_class(name: str) -> type[Mechanism] | None:
 
 
 class MechanismOptions(BandedOptions, BufferedOptions, ScheduledOptions):
-    """Keys of a scenario for its mechanism, in one model.
-
-    Each mechanism reads its own keys.
-    """
+    """Keys of a scenario for its mechanism, in one model."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
@@ -273,9 +269,7 @@ def needs_fit(name: str, options: MechanismOptions) -> bool:
 
 
 def make_mechanism(name: str, workload: Workload, options: MechanismOptions) -> Mechanism:
-    """Build the mechanism that a scenario names, with all its numbers given.
-
-    "auto" is refused, because it names a fit and not a mechanism (`needs_fit`).
+    """Build the mechanism that a scenario names with numbers that need no fit (`needs_fit`).
 
     Args:
         name: Name of the mechanism.
@@ -283,8 +277,8 @@ def make_mechanism(name: str, workload: Workload, options: MechanismOptions) -> 
         options: Options of the scenario.
 
     Raises:
-        InputError: No mechanism has this name, it cannot be chosen, its numbers are missing or do not fit, or keys
-            of buffered or scheduled noise are given for another mechanism.
+        InputError: The name is "auto" or unknown, or of a mechanism that cannot be chosen, numbers are missing or
+            do not fit, or keys of buffered or scheduled noise are given for another mechanism.
 
     Example:
         >>> from fedpriv.participation.orders import FixedOrder
@@ -319,7 +313,7 @@ def mechanism_from_data(data: Mapping[str, Any]) -> Mechanism:
 
     Raises:
         InputError: No mechanism has this name, or the class refuses a number.
-        TypeError: The mechanism has other fields.
+        TypeError: A field is missing, unknown or of another type.
         KeyError: There is no "name", or "phase-ends" has no "phases" with "lengths".
     """
     settings = dict(data)
@@ -333,7 +327,7 @@ _IMPORT_HINT = "; for one of your own, name the file that adds it in FEDPRIV_IMP
 
 
 def check_readable(mechanism: Mechanism, workload: Workload, algorithm: str) -> None:
-    """Check that a ledger's reader would build an equal mechanism, and that its claims hold.
+    """Check that a user's mechanism can be read back from a ledger, and that its claims hold.
 
     Mechanisms of fedpriv pass.  A user's class has to be in the table under its name, to survive a round trip
     through JSON, and to pass `check_mechanism_claims`.
@@ -370,14 +364,14 @@ def check_readable(mechanism: Mechanism, workload: Workload, algorithm: str) -> 
 def integer_form(mechanism: Mechanism, workload: Workload) -> Factorization:
     """Return the factorization with C on integers.
 
-    Guarantee: the factorization is that of a class of fedpriv, whose file proves its sensitivity.
+    Guarantee: the factorization is that of a class of fedpriv.
 
     Args:
         mechanism: Mechanism of the run.
         workload: Running sums in real units.
 
     Raises:
-        InputError: The mechanism has no integer form.
+        InputError: The mechanism is none of fedpriv's, or has no integer form.
     """
     if type(mechanism) not in _BUILT_IN:
         raise InputError(

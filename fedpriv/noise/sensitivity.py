@@ -44,7 +44,7 @@ def record_squared_norms(
             min(rounds_per_epoch, len(clips)) records of one period that starts with position 0.
 
     Returns:
-        A squared norm for each position of an epoch, (rounds_per_epoch,), or (T,) in a single pass.
+        A squared norm for each position of an epoch, (rounds_per_epoch,), or each round of a single pass, (T,).
 
     Raises:
         TypeError: The participation is separated, without an order.
@@ -53,7 +53,7 @@ def record_squared_norms(
     if isinstance(workload.public_order, MinSeparation):
         raise TypeError("a separated participation has no order")
     single_squares = workload.clips**2 * column_squares
-    if workload.public_order.single_pass:  # in phases too, whose empty rounds only add positions without records
+    if workload.public_order.single_pass:
         return single_squares
     rounds_per_epoch = min(workload.public_order.rounds_per_epoch, workload.rounds)
     # In this case no period has a record twice, so that no columns of a record overlap.
@@ -70,9 +70,7 @@ def record_squared_norms(
 def heaviest_pattern(weights: Floats, pattern: MinSeparation) -> float:
     """Compute the largest sum of weights ≥ 0 over the rounds of one allowed pattern.
 
-    An allowed pattern is a set of at most `max_rounds_per_record` rounds, at least `min_separation` apart.  For
-    weights that never increase the earliest pattern is the heaviest.  For others the sum follows by dynamic
-    programming over the last round of the pattern.
+    An allowed pattern is a set of at most `max_rounds_per_record` rounds, at least `min_separation` apart.
 
     Args:
         weights: Weight of each round, ≥ 0, (T,).
@@ -88,7 +86,7 @@ def heaviest_pattern(weights: Floats, pattern: MinSeparation) -> float:
         return float(np.sum(weights[::gap][: pattern.max_rounds_per_record]))
     best = np.zeros(len(weights) + 1)  # best[i]: weight of the heaviest pattern in the first i rounds
     for _ in range(pattern.max_rounds_per_record):
-        with_last = weights.copy()
+        with_last = weights.copy()  # with_last[i]: weight of the heaviest pattern that ends with round i
         with_last[gap:] += best[1 : max(1, len(weights) - gap + 1)]
         next_best = np.maximum.accumulate(np.concatenate([[0.0], with_last]))
         if np.array_equal(next_best, best):
@@ -106,7 +104,7 @@ _MAX_STEPS = 400
 def tighten_sensitivity(sensitivity: Sensitivity, inner: InnerProducts, workload: Workload) -> Sensitivity:
     """Return a sensitivity, or a better one from a search over separated participations.
 
-    Sensitivities that are exact, of other participations, or of more than 2,000 rounds are returned as they are.
+    There is no search for other participations, or for more than 2,000 rounds.
 
     Guarantee: an exact sensitivity is returned unchanged, and a bound is kept, or replaced by an exact sensitivity
     or a smaller bound.
@@ -127,9 +125,8 @@ def sensitivity_from_rows(inner: InnerProducts, workload: Workload, pattern: Min
     """Compute the sensitivity by a search, or the smaller of two bounds if the search is cut short.
 
     With X_ij = clip_i clip_j ⟨C_i, C_j⟩, a record with the rounds S moves C s by at most the root of Σ_{i,j∈S}
-    X_ij.  `farthest_pattern` searches for the largest of these sums.  The second bound of these sums is the
-    weight of the heaviest pattern for the weights ρ_i, where ρ_i is the weight of the heaviest pattern in row i
-    of X.
+    X_ij.  `farthest_pattern` searches for the largest of these sums, or bounds it.  A second bound is the weight
+    of the heaviest pattern for the weights ρ_i, where ρ_i is the weight of the heaviest pattern in row i of X.
 
     Guarantee: no pattern of `pattern`, no signs and no directions of increments move C s farther; where the result
     is exact, a pattern moves C s as far.
@@ -179,14 +176,14 @@ def farthest_pattern(weights: Floats, pattern: MinSeparation) -> tuple[float, bo
 
         Rounds count in reversed time.  `cross`, (T,), is twice the sum of X_ij over the fixed rounds j.
         """
-        tail[:] = 0.0
+        tail[:] = 0.0  # tail[i]: bound of what rounds i, i + 1, … can add, with 0 beyond the end
         for rounds_after in range(round_count):
             totals = cross + single_bounds[min(rounds_after, len(single_bounds) - 1)] + tail[gap:]
             tail[:rounds] = np.maximum.accumulate(totals[::-1])[::-1]
         return np.asarray(totals)
 
-    # A branch has its last fixed round, and of the rounds fixed before: their sum `value`, `cross`, and the number
-    # of rounds that S may still have.
+    # An entry of the queue: minus the bound, a number, the branch's last fixed round, and of the rounds fixed
+    # before it their sum `value`, `cross`, and the number of rounds that S may have after them.
     tie_breaker, best_value = count(), 0.0  # the heap orders equal bounds by a number, since arrays have no order
     queue = list[tuple[float, int, int, float, Floats, int]]()
     start, value, cross, rounds_left = 0, 0.0, np.zeros(rounds), pattern.max_rounds_per_record
@@ -264,9 +261,9 @@ def _heaviest_by_count(weights: Floats, pattern: MinSeparation) -> Iterator[Floa
 def of_columns(columns: Columns, workload: Workload) -> Sensitivity:
     """Compute the sensitivity of any C ≥ 0 whose columns are known.
 
-    In a single pass this is the largest product of a column's norm and its clip.  A round that reads no records
-    counts, too.  In a fixed order every record is tried.  In separated participations the worst pattern is
-    searched for (`sensitivity_from_rows`).
+    In a single pass this is the largest product of a column's norm and its clip, rounds without records included.
+    In a fixed order every record is tried.  In separated participations the worst pattern is searched for
+    (`sensitivity_from_rows`).
 
     Guarantee: exact in a single pass whose rounds all read records, and in a fixed order, whatever the clips are;
     a bound for separated participations, which is exact where the search ends at a pattern.
@@ -405,7 +402,7 @@ def _earliest_pattern(
     if len(coefficients) <= gap:
         norm = math.sqrt(float(np.sum(column_squares[::gap][:max_participations])))
     else:
-        # Row k of these arrays has the `gap` rounds from the k-th participation on.
+        # Row k of these arrays, (participations, gap), has the `gap` rounds from the k-th participation on.
         participations = -(-rounds // gap)
         shifted = np.zeros((participations, gap))
         shifted.ravel()[: len(coefficients)] = coefficients

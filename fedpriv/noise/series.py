@@ -6,7 +6,7 @@ The workload A, (T, T), says which running sums are released:
 
 decay is 1 for prefix sums, 0 for no sums over rounds, and 1 - α for momentum in which a new gradient has the
 weight α.  Most mechanisms factor A = B C.  B z is the noise of the releases for fresh vectors z, and a record is
-charged the distance by which it can move C s, for the sums s of a round's increments (clipped contributions).
+charged the distance by which it can move C s, for the sums s of the rounds' increments (clipped contributions).
 
 A lower-triangular Toeplitz matrix with series[t-i] in row t and column i ≤ t is the power series Σ series[j] x^j.
 A product of such matrices is a product of power series.  Running sums that never restart are 1/(1 - decay·x).
@@ -82,10 +82,10 @@ class Workload:
 
     @property
     def public_order(self) -> PublicOrder | MinSeparation:
-        """Participation, with public rounds as certificates need them.
+        """Participation, in which the rounds of a record are public and not in fresh permutations.
 
         Raises:
-            InputError: The participation is secret, or has fresh permutations, which only a binary tree counts.
+            InputError: The participation is secret, or has fresh permutations.
         """
         if isinstance(self.schedule, FreshOrder):
             raise InputError(
@@ -121,9 +121,7 @@ def is_restart(t: int, period: int | None) -> bool:
 
 
 def tile_periods(workload: Workload, values: Callable[[int], Floats]) -> Floats:
-    """Concatenate the values of all periods, (T,), from a function of a period's number of rounds.
-
-    Full periods have equal values.  The last period may be shorter.
+    """Concatenate the values of all periods, (T,).  The last period may be shorter.
 
     Args:
         workload: Workload with the number of rounds and the period.
@@ -186,10 +184,7 @@ _SETTLED_CHANGE = 16.0 * np.finfo(np.float64).eps
 
 
 def square_root(decay: float, count: int) -> Floats:
-    """Compute the first `count` ≥ 1 coefficients of (1 - decay·x)^(-1/2).
-
-    The coefficients are those of the square root of prefix sums for decay 1.  Source: Fichtenberger,
-    Henzinger & Upadhyay 2023.
+    """Compute the first `count` ≥ 1 coefficients of (1 - decay·x)^(-1/2), the square root of the sums.
 
     Args:
         decay: Decay in [0, 1].
@@ -209,8 +204,8 @@ def square_root(decay: float, count: int) -> Floats:
 def inverse(series: Floats, count: int) -> Floats:
     """Compute the first `count` coefficients w of 1/c, for a series c that starts with 1.
 
-    The recursion is w_0 = 1, w_t = -Σ_{j ≥ 1} c_j w_{t-j}.  Later coefficients are computed in blocks, each one
-    matrix product.  Once the last of them are constant but for rounding, the rest is taken to be that constant.
+    The recursion is w_0 = 1, w_t = -Σ_{j ≥ 1} c_j w_{t-j}.  Once the last coefficients are constant but for
+    rounding, the rest is taken to be that constant.
 
     Args:
         series: Coefficients c, of which the first is 1, (b,), zero beyond their end.
@@ -229,6 +224,7 @@ def inverse(series: Floats, count: int) -> Floats:
     result[memory] = 1.0
     for t in range(memory + 1, memory + block_size):
         result[t] = -np.dot(series[:0:-1], result[t - memory : t])
+    # From here on in blocks, each of one matrix product.
     response = history_response(series, result[memory : memory + block_size])
     window = max(memory + 1, block_size)  # the last of these follows from the others alone
     for start in range(memory + block_size, memory + count, block_size):
@@ -271,10 +267,8 @@ def lower_toeplitz(series: Floats) -> Floats:
 def column_squared_norms(series: Floats, rounds: int) -> Floats:
     """Compute the squared norms of the columns of the lower-triangular Toeplitz matrix of a series, (T,).
 
-    The series is zero beyond its end.
-
     Args:
-        series: First coefficients of the matrix, (n,), with n ≥ 1.
+        series: First coefficients of the matrix, (n,), with n ≥ 1, zero beyond their end.
         rounds: T.
 
     Example:
@@ -289,7 +283,7 @@ def record_squared_norms(series: Floats, clips: Floats, rounds_per_epoch: int) -
 
     The squared norm is the square of the distance by which the record can move C s: Σ_{i,j} clip_i clip_j ⟨C_i,
     C_j⟩ over its rounds i, j.  Columns i and i + lag, with i from 0, have the inner product Σ_{j < T-i-lag} c_j
-    c_{j+lag}, so one cumulative sum for every lag suffices.
+    c_{j+lag}, a partial sum for the lag.
 
     Args:
         series: Coefficients of C, zero beyond their end.
@@ -402,12 +396,11 @@ def noise_modes(decay: float, theta: Roots, phi: Roots) -> tuple[Mode, ...]:
 
     A mode is a decayed sum of fresh vectors, M_t = pole · M_{t-1} + z_t.  The modes are the partial fractions of
     B(x) = Π (1 - θ_i x) / ((1 - decay x) Π (1 - φ_i x)), whose poles are the decay and the φ.  A pole at 0 has a
-    mode only if it is double, and a pole that a zero cancels (θ_1 = decay) has none.  The roots are those that
-    `check_roots` accepts.
+    mode only if it is double, and a pole that a zero cancels (θ_1 = decay) has none.
 
     Args:
         decay: Decay of the running sums.
-        theta: Poles θ of C.
+        theta: Poles θ of C, accepted with φ by `check_roots`.
         phi: Zeros φ of C, as many as poles.
 
     Example:

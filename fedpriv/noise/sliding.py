@@ -14,7 +14,7 @@ of the estimate of the prefix, rounds 1 … t:
     p_t = w_t + decay^N p_{t-N}                           p_t = w_t in the first N rounds
 
 A release has the noise p_t and, if N > 1, the noise of the residual tree.  The sensitivity of differences rests on
-how far queries move, which silos and simulations check (`check_movement`).
+how far queries move (`check_movement`).
 """
 
 from collections.abc import Iterator, Mapping
@@ -67,9 +67,8 @@ class SlidingDifferences(DifferenceTrees):
         """Add up each position's squared displacements over all used nodes, (N,) for each group of nodes.
 
         A position is that of a record in every epoch of a fixed order, and its displacement of a node the distance
-        by which it can move the node.  Used nodes of gradients make up some window, and those of differences one
-        that ends at round 2N or later.  The groups are gradient nodes that end up to round 2N (early), other
-        gradient nodes (late), difference nodes and residual nodes (`residual_squared_norms`).
+        by which it can move the node.  Used nodes of gradients are part of some window, and those of differences
+        of one that ends at round 2N or later.  Gradient nodes that end up to round 2N are early.
 
         Args:
             workload: Workload with the clips and the fixed order.
@@ -182,7 +181,7 @@ class SlidingDifferences(DifferenceTrees):
                 difference[level, t] = self.std_difference * vector
             else:
                 residual, stack = BinaryTree(self.decay).noise(stack, t, self.std_residual * vector)
-        # w_t from the window's nodes, and from w_{t-N}, the oldest window of the state; then p_t, likewise.
+        # w_t from the window's nodes, and from w_{t-N}, the oldest window of the state, and p_t likewise.
         prefix = window = self._sum_nodes(gradient, max(1, t - rounds_per_epoch + 1), t)
         if t >= 2 * rounds_per_epoch:
             change = self._sum_nodes(difference, t - rounds_per_epoch + 1, t)

@@ -9,10 +9,7 @@
 A forms the running sums, with decay and T rounds, of the sums s of increments, the clipped contributions of a
 round's records.  x delays by one round.  B = A C^-1, so that B z is the noise for fresh normal vectors z, and a
 record is charged the distance by which it moves C s.  With `bands` = T, "banded" is the square-root factorization
-A = C C.
-
-A round of "banded" and "bisr" takes O(bands · d) for vectors of d values: C^-1 z is formed from a few earlier
-vectors, and summed with decay.
+A = C C.  A round of "banded" and "bisr" takes O(bands · d) for vectors of d values.
 
 "anchored" is for sums that restart and records that are read once.  The first round of a period, its anchor,
 releases the whole sum anew, later rounds add differences.  Anchors and differences have separate noise.
@@ -59,8 +56,7 @@ if TYPE_CHECKING:
 class Toeplitz(Mechanism):
     """Noise C^-1 z on the increments, summed like them, for a Toeplitz C ≥ 0 with ones on its diagonal.
 
-    C has coefficients that never increase, and the sums never restart.  `BufferedToeplitz.column_scale` scales the
-    columns of this C.
+    C has coefficients that never increase, and the sums never restart.
     """
 
     decay: float
@@ -193,10 +189,9 @@ class BandedSquareRoot(_Banded):
 
     @classmethod
     def comparisons(cls, workload: Workload, options: BandedOptions) -> dict[str, Self]:
-        """Return mechanisms of a few numbers of bands, and the square root itself.
+        """Return mechanisms of 1, 8 and 64 bands, as far as these are below T, and the square root itself.
 
-        The bands are 1, 8 and 64 as far as they are below T.  The square root, with bands = T, would store T
-        vectors, and is left out beyond a million rounds.  The comparison shows the gain from more memory.
+        The square root, with bands = T, would store T vectors, and is left out beyond a million rounds.
         """
         banded = [cls(workload.decay, bands) for bands in _COMPARED_BANDS if bands < workload.rounds]
         mechanisms = {mechanism.label: mechanism for mechanism in banded}
@@ -240,7 +235,7 @@ class BandedSquareRoot(_Banded):
 class RoundedBanded(BandedSquareRoot):
     """Banded square root whose C has the coefficients `multiples` / 2^31.
 
-    Ledgers store it like a `BandedSquareRoot`, whose `integer` returns it again.
+    As data it is a `BandedSquareRoot`, whose `integer` returns it again.
 
     Guarantee: rounding keeps the coefficients ≥ 0 and never increasing, so the worst record is charged as exactly
     as without rounding.
@@ -262,8 +257,8 @@ class RoundedBanded(BandedSquareRoot):
 class IntegerBanded(IntegerStrategy):
     """C of `RoundedBanded` on integers: s_t + Σ_j ⌊c_j s_{t-j}⌉.
 
-    `coefficients` are c_1, c_2, … in multiples of 2^-31, without c_0 = 1.  Each of the products is rounded
-    separately, so rounding changes the difference of neighbours by at most 1 for each band beside the diagonal.
+    `coefficients` are c_1, c_2, … in multiples of 2^-31, without c_0 = 1.  Each product is rounded, which changes
+    the difference of neighbours by at most 1 for each band beside the diagonal.
     """
 
     coefficients: tuple[int, ...]
@@ -291,12 +286,7 @@ class IntegerBanded(IntegerStrategy):
     def step(self, state: IntState, t: int, sums: Ints) -> tuple[Ints, IntState]:
         """Return (C s)_t = s_t + Σ_j ⌊c_j s_{t-j}⌉ and the next state, for sums s_t, int64, of any shape.
 
-        The state holds the last sums of increments, latest first: at most as many as there are coefficients.
-
-        Args:
-            state: State before round t, empty before round 1.
-            t: Round, from 1.
-            sums: Sums s_t of increments.
+        The state, empty before round 1, holds s_{t-1}, s_{t-2}, …, at most as many as there are coefficients.
         """
         if not self.coefficients:
             return sums, ()
@@ -385,8 +375,7 @@ _MAX_PERIOD = 1024
 class AnchoredSquareRoot(Mechanism):
     """Noise that restarts with every period, with separate noise of the period's first round, its anchor.
 
-    The anchor's noise is `anchor` times as large as the fresh noise of other rounds.  All releases of the period
-    contain the anchor's noise.
+    All releases of the period contain the anchor's noise.
 
     Guarantee: in one pass a record is in one round.  At an anchor it moves C s by at most its clip over `anchor`,
     elsewhere by at most its clip times the norm of its column of C', which ends with the period; the worst record
@@ -474,9 +463,9 @@ class AnchoredSquareRoot(Mechanism):
     def noise(self, state: MechanismState, t: int, fresh: "Tensor") -> tuple["Tensor", MechanismState]:
         """Return the noise of round t and the next state.
 
-        The noise of an anchor is `anchor` times its fresh vector.  A later round of the period has the anchor's
-        noise plus correlated noise on the changes since, which is that of a full square root.  The state holds
-        the anchor's noise, and the square root's state since the anchor.
+        The noise of an anchor is `anchor` times its fresh vector.  A later round of the period has this noise plus
+        that of a full square root on the changes since the anchor.  The state holds the anchor's noise, and the
+        square root's state.
         """
         if not state or (t - 1) % self.period == 0:
             noise = fresh * self.anchor

@@ -1,8 +1,8 @@
 """Binary tree mechanism with any decay, in floating point and on integers.
 
 s_i is the sum of the increments of round i, the clipped contributions of its records.  A node stands for an
-interval of rounds [y, z] and has the value Σ decay^(z-i) s_i over these rounds.  Prefix sums need left children
-only, so only these nodes are released.  One ends at each t, the node [t - lowbit(t) + 1, t], where lowbit(t) is
+interval of rounds [y, z] and has the value Σ decay^(z-i) s_i over these rounds.  Prefix sums need left halves
+only, and only these nodes are released.  One ends at each t, the node [t - lowbit(t) + 1, t], where lowbit(t) is
 the largest power of 2 that divides t.  So row t of C is C[t, i] = decay^(t-i) in the rounds of this node and 0
 elsewhere.  The prefix [1, t] is the node plus the prefix [1, t - lowbit(t)] decayed by decay^lowbit(t), which
 gives B.  Each round takes one fresh vector, the noise of its node, and a record is charged the distance by which
@@ -12,9 +12,8 @@ Sources of the tree: Dwork, Naor, Pitassi & Rothblum 2010; Honaker 2015; with de
 Algorithm 1.  Sources of the recursion over prefixes and of the restart: Tran & Cutkosky 2022 (Algorithm 1) and
 Kornowski, Liu & Talwar (Algorithm 1), with their indices repaired.
 
-Sums over a sliding window of N rounds are composed of nodes, too.  Node (level, end) is the interval [end -
-2^level + 1, end].  `cover(a, b)` is COMPOSE of Tran & Cutkosky (NeurIPS 2022).  Only nodes in the cover of some
-window are released.
+Sums over a sliding window of N rounds are composed of nodes, too, of left and right halves.  Node (level, end) is
+the interval [end - 2^level + 1, end].  `cover(a, b)` is COMPOSE of Tran & Cutkosky (NeurIPS 2022).
 """
 
 import math
@@ -70,15 +69,15 @@ def level_count(rounds: int) -> int:
 def column_squared_norms(rounds: int, decay: float) -> Floats:
     """Compute the squared norms of the columns of C, (T,), in O(T).
 
-    Column i has Σ decay^{2(z-i)} over the released nodes [y, z] that hold round i.  The norms are built by
-    doubling: in a block of 2^(level + 1) rounds the left half is a released node, and the right half is not.
+    Column i has Σ decay^{2(z-i)} over the released nodes [y, z] that hold round i.
 
     Args:
         rounds: T.
         decay: Decay per round.
     """
-    # T rounds are blocks of falling lengths, the powers of 2 in T, each the left half of a larger block.
-    blocks, right_half = list[Floats](), np.zeros(1)  # without the node of the half itself
+    # T rounds are blocks of falling lengths, the powers of 2 in T, each the left half of a larger block.  Their
+    # norms are built by doubling: of a block of 2^(level + 1) rounds the left half is a node, not the right one.
+    blocks, right_half = list[Floats](), np.zeros(1)
     squared_decays = powers(decay**2, 1 << (level_count(rounds) - 1))
     for level in range(level_count(rounds)):
         length = 1 << level
@@ -111,7 +110,7 @@ def tree_inner_products(rounds: int, block: int, decay: float) -> Callable[[NDAr
         positions, block_lengths = columns - block_starts, np.minimum(block, rounds - block_starts)
         inner_products = np.zeros((len(columns), len(columns)))
         for level in range(level_count(min(block, rounds))):
-            nodes = positions >> level
+            nodes = positions >> level  # (n,), number of the node of this level that holds each round
             # Released nodes are left halves, and end within their block.
             released = (nodes % 2 == 0) & ((nodes + 1) << level <= block_lengths)
             distances = ((nodes + 1) << level) - 1 - positions
@@ -124,9 +123,7 @@ def tree_inner_products(rounds: int, block: int, decay: float) -> Callable[[NDAr
 
 
 def row_squared_norms(rounds: int, decay: float) -> Floats:
-    """Compute the squared norms of the rows of B, (T,), in O(T).
-
-    The squared norms are the noise variances of the prefixes, for nodes of variance 1.
+    """Compute the squared norms of the rows of B, (T,), which are noise variances of the prefixes.
 
     Args:
         rounds: T.
@@ -144,9 +141,7 @@ def row_squared_norms(rounds: int, decay: float) -> Floats:
 
 
 def record_squared_norms(clips: Floats, rounds_per_epoch: int, decay: float) -> Floats:
-    """Compute the squared norms of the records of a fixed order, one for each position of an epoch.
-
-    The squared norms are those of `visited_squared_norms`, in one tree over all rounds.
+    """Compute `visited_squared_norms` of the positions of a fixed order, in one tree over all rounds.
 
     Args:
         clips: Clip norm of each round, (T,).
@@ -202,8 +197,9 @@ def separated_squared_norm(
     """Bound a record's squared norm at clip 1 over all patterns of separated participations.
 
     A record moves a node of n rounds by at most κ(n) = Σ_{j < min(max_participations, ⌈n / min_separation⌉)}
-    decay^(j min_separation).  So the squares of a level sum to at most κ(n) min(max_participations, κ(n) · nodes),
-    where `nodes` is the number of the level's released nodes.  The sum over the levels is the bound.
+    decay^(j min_separation), and all nodes of a level by at most max_participations together.  So the squares of a
+    level sum to at most κ(n) min(max_participations, κ(n) · nodes), where `nodes` is the number of the level's
+    released nodes.
 
     Args:
         rounds: T.
@@ -253,8 +249,7 @@ def used_ends(rounds: int, rounds_per_epoch: int, level: int, earliest: int = 1)
     """Return the ends of a level's nodes that some window's cover uses, (n,).
 
     The windows are [max(1, u - N + 1), u] for u = earliest … T.  A node is in the cover of a window if the window
-    contains the node, but not its parent, the node of twice its length that holds it.  The last rounds u of such
-    windows are consecutive.
+    contains the node, but not its parent, the node of twice its length that holds it.
 
     Args:
         rounds: T.
@@ -267,9 +262,10 @@ def used_ends(rounds: int, rounds_per_epoch: int, level: int, earliest: int = 1)
         return np.empty(0, np.int64)
     ends = np.arange(length, rounds + 1, length)
     starts = ends - length + 1
-    # Windows contain the node if u is from its end to N - 1 rounds after its start.  The parent of a left child
-    # ends 2^level rounds after it, and that of a right child begins as much before it.  So u comes before the end
-    # of the left child's parent, or the window begins after the start of the right child's.
+    # The last rounds u of these windows are consecutive.  Windows contain the node if u is from its end to N - 1
+    # rounds after its start.  The parent of a left child ends 2^level rounds after it, and that of a right child
+    # begins as much before it.  So u comes before the end of the left child's parent, or the window begins after
+    # the start of the right child's.
     is_left_child = (ends >> level) % 2 == 1
     last_windows = np.minimum(
         np.where(is_left_child, ends + length - 1, rounds), np.minimum(starts + rounds_per_epoch - 1, rounds)
@@ -336,8 +332,8 @@ class BinaryTree(Mechanism):
     """Noise on tree nodes: the fresh vector of round t belongs to the released node that ends at t.
 
     Guarantee: a record moves no released nodes but those that hold one of its rounds.  B is square and invertible,
-    so counting those nodes with their decays is the exact price of everything released, for a record whose rounds
-    are known.
+    so counting those nodes with their decays is the exact price of all releases together, for a record whose
+    rounds are known.
 
     Example:
         >>> from fedpriv.participation.orders import FixedOrder
@@ -372,11 +368,10 @@ class BinaryTree(Mechanism):
         if isinstance(workload.schedule, FreshOrder):
             visits = workload.schedule.visits
         elif isinstance(order := workload.public_order, MinSeparation):
-            # Separated rounds have too many patterns to try each, and the bound holds for all.
             columns = self.columns(workload)
             bound = self._certify_separated(workload, order, columns.squared_norms)
             return tighten_sensitivity(bound, columns.inner, workload)
-        else:  # a fixed order, or phases, in which a record is read once and a round without records may occur
+        else:  # a fixed order, or phases, in which a record is read once
             rounds_per_visit = workload.rounds if order.single_pass else order.rounds_per_epoch
             visits = np.arange(workload.rounds, dtype=np.int32) % rounds_per_visit
         squared_norms = visited_squared_norms(workload.clips, visits, workload.rounds_per_period, self.decay)
@@ -388,7 +383,7 @@ class BinaryTree(Mechanism):
 
     @property
     def fresh_std(self) -> float:
-        """Standard deviation of the node that ends at t, which is fresh in every release."""
+        """Standard deviation of the node that ends at t."""
         return 1.0
 
     def variance(self, workload: Workload) -> Floats:
@@ -402,10 +397,9 @@ class BinaryTree(Mechanism):
         """Return the noise of round t and the next state.
 
         The noise of the prefix [1, t] is the fresh vector, the noise of the node that ends at t, plus
-        decay^lowbit(t) times the noise of the prefix [1, t - lowbit(t)], where lowbit(t) is the largest power of 2
-        that divides t.  The state holds the noise of the prefix [1, t] and of the shorter ones that this
-        recursion leads to, shortest first (those that end at 4, 6 and 7 after round 7).  With a period, t here is
-        the position in the period.
+        decay^lowbit(t) times the noise of the prefix [1, t - lowbit(t)].  The state holds the noise of the prefix
+        [1, t] and of the shorter ones that this recursion leads to, shortest first (those that end at 4, 6 and 7
+        after round 7).  With a period, t here is the position in the period.
 
         Args:
             state: State before round t.
@@ -486,9 +480,9 @@ class IntegerTree(IntegerStrategy):
     """C of `BinaryTree` on integers, a binary counter of decayed node sums.
 
     A node is its left half, decayed over the rounds of the right half, plus the right half.  The decay over 2^l
-    rounds is decay^(2^l), rounded to a multiple of 2^-31 for every level l.  A left half is rounded when it is
-    merged.  Rounding differs between neighbours only where the left half holds one of the record's rounds: at most
-    once a level and participation.
+    rounds is decay^(2^l), rounded to a multiple of 2^-31.  A left half is rounded when it is merged.  Rounding
+    differs between neighbours only where the left half holds one of the record's rounds: at most once a level and
+    participation.
     """
 
     decay: int

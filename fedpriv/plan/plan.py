@@ -10,7 +10,7 @@ several.
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any, NamedTuple, cast
 
@@ -34,6 +34,7 @@ from fedpriv.noise.registry import check_readable
 from fedpriv.noise.series import Workload
 from fedpriv.noise.trust import CURATOR, RECORD, Noise, Trust, Unit
 from fedpriv.papers.base import Bound, Optimizer, Problem, ReleaseNumbers
+from fedpriv.papers.table import ALGORITHMS, SHIPPED
 from fedpriv.participation.orders import (
     OWN_FACTS,
     Dependence,
@@ -376,6 +377,17 @@ def make_plan(cell: Cell, objective: Objective, *, for_release: bool = False) ->
                 f"{row.name}: {mechanism.name} noise is for increments that are clipped "
                 f"{'in parts, to its own norms' if mechanism.clipped_parts else 'as a whole'}; take another "
                 "mechanism": ({step.clips[1:] for step in rounds} != {mechanism.clipped_parts}),
+                f"{row.name}: {mechanism.name} noise rests on more than clipping an increment as a whole, and "
+                "is for rows of fedpriv alone; take another mechanism": (
+                    bool(mechanism.assumption or mechanism.clipped_parts)
+                    and row
+                    not in [
+                        replace(
+                            ALGORITHMS[name], name=row.name, title=row.title, source=row.source, trusts=row.trusts
+                        )
+                        for name in SHIPPED
+                    ]
+                ),
             }
         )
     check_clips(rounds, max(batch_sizes), private)
@@ -551,13 +563,16 @@ def excess_risk_bound(cell: Cell, plan: Plan) -> Bound | None:
     if not (radius <= problem.convex_within and math.isfinite(radius) and math.isfinite(problem.smoothness)):
         return None
     workload = make_workload(plan.estimator, schedule)
-    release_numbers = ReleaseNumbers(
-        problem.batch,
-        problem.dimension,
-        workload.clips,
-        plan.noise.std_in_mean * np.sqrt(plan.mechanism.variance(workload)),
+    return cell.algorithm.row.excess_risk(
+        cell.algorithm.settings,
+        problem,
+        ReleaseNumbers(
+            problem.batch,
+            problem.dimension,
+            workload.clips,
+            plan.noise.std_in_mean * np.sqrt(plan.mechanism.variance(workload)),
+        ),
     )
-    return cell.algorithm.row.excess_risk(cell.algorithm.settings, problem, release_numbers)
 
 
 @dataclass(frozen=True)

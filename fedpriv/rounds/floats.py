@@ -5,8 +5,9 @@
 
 Here b are the records of round t with their weights, c_k the estimator's coefficients of the current and earlier
 queries (the points at which gradients are computed), s_t (d,) the sum of clipped increments, and q_t (d,) the
-running sum, whose noise is (B z)_t (noise/mechanism.py).  The map from increments to sums is linear, so one silo's
-records and all silos' records, with the silos' weights, take the same code.
+running sum, whose noise is (B z)_t (noise/mechanism.py).  The map from increments to sums is linear, so that one
+silo's records and all silos' records, with the silos' weights, take the same code.  A party is a silo, by its
+number, or the server.
 
 Increments may be clipped in parts (Tran & Cutkosky 2022, Algorithm 2, but with each part clipped separately and
 epochs of N rounds).  With w_t the query of round t, v_q that of the first round of epoch q, g_t(x) a record's
@@ -15,9 +16,6 @@ gradient at x, α the estimator's coefficient, γ the mixing weight, and sums ov
     G_t = clip(α g_t(v_q)),   Δ_t = clip(α g_t(v_q) - α g_t(v_{q-1})),   r_t = clip(α g_t(w_t) - α g_t(v_q))
     u_t = (1 - γ) (u_{t-N} + Δ_t) + γ G_t,   in the first epoch u_t = G_t
     q_t = decay q_{t-1} + u_t + r_t
-
-A release is the vector that a silo or the server sends or publishes.  A party is a silo, by its number, or the
-server.
 """
 
 from collections.abc import Callable, Sequence
@@ -49,16 +47,18 @@ _MAX_PREFETCHED_VALUES = 2**26  # prefetched noise of all silos that one process
 
 
 class FreshNoise(NamedTuple):
-    """Fresh vectors of a round, and their amplitude.
-
-    The vectors are (..., d), or (draws, ..., d) in a round for which the plan has several vectors.  Zeros may have
-    a last axis of 1.  Mechanisms are linear, so replicates (runs that are computed side by side) can share noise
-    (1, d) of variance 1.
-    """
+    """Fresh vectors of a round, and the factor of the noise that is made from them."""
 
     vectors: Tensor
+    """Vectors (..., d), or (draws, ..., d) in a round for which the plan has several.
+
+    Zeros may have a last axis of 1.
+    """
     amplitude: Tensor | None = None
-    """Factor (..., 1) of the row of B z, or None for 1."""
+    """Factor (..., 1) of the row of B z, or None for 1.
+
+    Replicates (runs that are computed side by side) can thus share vectors (1, d) of variance 1.
+    """
 
 
 NoiseSampler = Callable[[int, int], FreshNoise | None]
@@ -67,10 +67,7 @@ NoiseSampler = Callable[[int, int], FreshNoise | None]
 
 @dataclass(frozen=True)
 class FloatSteps:
-    """Steps of a round in floating point, whose release is y_t = q_t + (B z)_t.
-
-    In the vectorized engine vectors have leading axes, and so may the plan's numbers.
-    """
+    """Steps of a round in floating point, whose release is y_t = q_t + (B z)_t."""
 
     plan: Plan
     """Plan of the run, with the mechanism B, the weights and the public numbers of each round."""
@@ -88,9 +85,8 @@ class FloatSteps:
     ) -> RoundSums:
         """Return q_t = decay · q_{t-1} + s_t, the past vectors to remember and the clipped records' count.
 
-        s_t is the weighted sum of the records' clipped increments, or u_t + r_t of the module's docstring if they
-        are clipped in parts.  Past vectors are queries that later rounds need, and sums u if increments are
-        clipped in parts.
+        s_t is the weighted sum of the records' clipped increments, or u_t + r_t if they are clipped in parts.
+        `RunningSum` describes the past vectors.
 
         Args:
             state: State after round t - 1.
@@ -102,7 +98,7 @@ class FloatSteps:
         objective = plan.objective if self.objective is None else self.objective
         if plan.needs_batch_layout:
             objective = objective.for_batch(BatchLayout(planned_round.step.t, batch.silo_sizes, batch.row_indices))
-        records = batch.records if batch.weights.shape[-1] else None  # None in a round without records
+        records = batch.records if batch.weights.shape[-1] else None
         previous = RunningSum(state.past_vectors, total)
         (past, total), clipped = update_running_sum(
             previous, planned_round.step, query, objective, records, batch.weights, plan.estimator.memory
@@ -117,8 +113,7 @@ class FloatSteps:
     ) -> tuple[Tensor, RoundState]:
         """Return y_t = q_t + (B z)_t, (..., d), and the next state.
 
-        The fresh vectors z_t come from `sample_noise`, and the mechanism B correlates them with earlier ones.  A
-        party without noise gets y_t = q_t.
+        A party without noise gets y_t = q_t.
 
         Args:
             state: State after round t - 1.
@@ -134,7 +129,7 @@ class FloatSteps:
         if (fresh := self.sample_noise(party, t)) is None:
             return sums, RoundState(t, state.past_vectors, (next_sums,), state.mechanism_state)
         row, mechanism_state = self.plan.mechanism.noise(state.mechanism_state, t, fresh.vectors)
-        # Sums that the state does not hold are overwritten, which takes no more memory.
+        # Sums that the next state does not hold are overwritten, which saves memory.
         noisy_out, amplitude = None if next_sums is sums else sums, fresh.amplitude
         noisy = (
             torch.add(sums, row, out=noisy_out)
@@ -162,8 +157,8 @@ class FloatSteps:
     def aggregate(self, messages: Sequence[Tensor], t: int) -> Tensor:
         """Return Σ_i p_i · release_i (d,), with the weight p_i of silo i.
 
-        Masked messages are encoded on a grid, with their weights, and their masks cancel in the sum of all silos.
-        A plan has a grid only if messages are masked.  Other messages are releases (d,).
+        Messages are releases (d,).  If the plan has a grid, they are masked (`encode_masked`), with their weights,
+        and the masks cancel in the sum.
         """
         if (grid := self.plan.grid) is not None:
             return torch.from_numpy(grid.decode_sum([message.numpy() for message in messages]))
@@ -192,10 +187,7 @@ class RunningSum(NamedTuple):
 
 
 def initial_running_sum(like: Tensor) -> RunningSum:
-    """Return the state before round 1: no past vectors, and q_0 = 0 like `like` in shape and dtype.
-
-    A party's own state starts from `FloatSteps.initial_state` instead, float64 whatever dtype the queries have.
-    """
+    """Return the state before round 1: no past vectors, and q_0 = 0 like `like` in shape and dtype."""
     return RunningSum((), torch.zeros_like(like))
 
 
@@ -210,13 +202,13 @@ def update_running_sum(
 ) -> tuple[RunningSum, Tensor]:
     """Add one round's increments to the running sum.
 
-    Gradients are computed in the dtype of the queries and added in that of the sum, which may be wider.  If
-    `step.split` is set, increments are clipped in parts (`update_split_running_sum`).
+    Increments are added in the dtype of the sum, which may be wider than that of the queries.  If `step.split` is
+    set, increments are clipped in parts (`update_split_running_sum`).
 
     Guarantee: if increments are not clipped in parts, and `objective` keeps the guarantee of
     `Objective.increment`, one record moves s_t by at most its weight times `step.clip` under zero-out, and by
     twice this bound under replace-one, whatever the queries are.  That change of s_t moves q_t by as much, up to
-    the rounding of the sums.  Sums in float32 are rounded more, and serve simulations only.
+    the rounding of the sums.
 
     Args:
         state: State after the round before.
@@ -253,18 +245,16 @@ def update_split_running_sum(
     records: Records | None,
     weights: Tensor,
 ) -> tuple[RunningSum, Tensor]:
-    """Add one round's increments, clipped in parts, to the running sum.
-
-    The parts are G_t, Δ_t and r_t of the module's docstring, and u_t mixes the first two with u_{t-N}.
+    """Add one round's increments, clipped in the parts G_t, Δ_t and r_t of the module, to the running sum.
 
     Guarantee: if `objective` keeps the guarantee of `Objective.increment`, one record moves G_t, Δ_t and r_t each
     by at most its weight times that part's clip under zero-out, and by twice this bound under replace-one,
     whatever the queries are.  r_t is 0 in the first round of an epoch.
 
     Args:
-        state: State after the round before.  Its past vectors are first anchors v, the first queries of the last
-            epochs that began before round t, latest first, at most two.  After them come the sums u of the last
-            rounds, at most N, oldest first.
+        state: State after the round before.  Its past vectors are the anchors v (first queries of the last epochs
+            that began before round t, latest first, at most two), and then the sums u of the last rounds, at most
+            N, oldest first.
         step: Round t of the estimator.
         split: Clips of the parts, N and γ.
         query: Query of round t, (..., d).
@@ -333,7 +323,7 @@ class SeededNoise:
         if count is not None:
             return self._source.node_vectors(size, party, t, count), None
         block_size = rounds_per_draw(size, len(self._plan.batch_sizes))
-        if block_size == 1:  # long vectors are drawn in pieces, without a second one of the source's own dtype
+        if block_size == 1:  # long vectors are drawn in pieces, straight into the dtype of the result
             buffer = np.empty(size, dtype=self._dtype)
             return self._source.weighted_sum(size, [party], [1.0], t, out=buffer), buffer
         if party not in self._prefetched:
@@ -384,10 +374,7 @@ class PrefetchedNoise:
 
 
 def evaluation_noise(cell: Cell) -> KeyedNormal:
-    """Return the noise source of a simulation's evaluations, a public stream that the seed decides.
-
-    The stream of training is another one.
-    """
+    """Return the noise source of a simulation's evaluations, another stream than that of training."""
     return KeyedNormal(seed_key(cell.seed, "evaluation"), cell.run.dtype)
 
 
@@ -398,7 +385,7 @@ def evaluation_integers_key(cell: Cell) -> bytes:
 
 @dataclass(frozen=True)
 class SimulatedEvaluation:
-    """Evaluations of all silos of a simulation, computed at once in floating point by `metrics`."""
+    """Evaluations of all silos of a simulation in floating point."""
 
     evaluation_plan: EvaluationPlan
     """Metrics of the evaluations, and their noise."""
@@ -437,7 +424,7 @@ class SimulatedEvaluation:
     def _mean_scores(self, model: Tensor, silo_records: Records) -> Tensor:
         """Return the mean score (outputs,) over all rows of a silo, with 0 for absent records.
 
-        So the denominator is public, however many records are present.  A silo has one row at least.
+        So the denominator is public, however many records are present.
         """
         records, is_present = mask_absent_records(silo_records)
         return (

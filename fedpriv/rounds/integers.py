@@ -1,9 +1,9 @@
 """A round in integers: at silos with guards, in simulations, and at servers that add up integers.
 
 Sums of increments s_t (d,) are integers, in units of a public lattice.  What is published is a function of y_t =
-(C s)_t + z_t, with z_t discrete Gaussian noise, or a sum of it over silos.  A maps the sums s_1 … s_T to the
+(C s)_t + z_t, with z_t discrete Gaussian noise, or of the sum of the silos' y_t.  A maps the sums s_1 … s_T to the
 running sums q_t = decay · q_{t-1} + s_t, and a mechanism factors it as A = B C (noise/mechanism.py), so that B y =
-A s + B z.  So the noisy running sums are computed from y, never from s.
+A s + B z.  So the noisy running sums are computed from y, not from s.
 
 An increment is a record's clipped contribution to s_t, and K the largest norm of its integers.  A query is the
 point at which a round's gradients are computed, and the query chain is a digest of all queries so far.  A party is
@@ -41,7 +41,7 @@ from fedpriv.rounds.round import IncrementPart, RoundBatch, RoundState, RoundSum
 
 @dataclass(frozen=True)
 class IntegerSteps:
-    """Steps of a round whose releases are functions of y_t = (C s)_t + z_t.
+    """Steps of a round in integers, with y_t = (C s)_t + z_t at parties that add noise.
 
     Sums of a round are int64, (d,), or (vectors, d) stacked, and released running sums are float64, (d,).  The
     noise is keyed by (key, party, round, query chain, (C s)_t).  So a round that is repeated after a rollback with
@@ -108,7 +108,7 @@ class IntegerSteps:
         if round_parts.change is not None:
             parts_in_order.append(round_parts.change)
         integer_round, is_counted = self._integer_round(step.t), (batch.weights != 0.0).numpy()
-        # With secret participation a round takes at least the time of `min_calls` records, to hide smaller counts.
+        # With secret participation a round is filled up with dummy records (`sum_integer_increments`).
         min_calls = plan.record_capacity(silo) if isinstance(plan.schedule, SecretOrder) else 0
         sums = [
             np.zeros(objective.dimension, np.int64)
@@ -132,9 +132,8 @@ class IntegerSteps:
     ) -> tuple[Tensor, RoundState]:
         """Return y_t = (C s)_t + z_t, or s_t unchanged if this party adds no noise, and the next state.
 
-        The query chain is extended by the query, or by the fact that the round was missed.  The noise z_t depends
-        on the chain, so that another query in the same round has other noise.  A state that has the state of C is
-        as secret as the records.
+        The query chain, on which z_t depends, is extended by the query, or by the fact that the round was missed.
+        A state that has the state of C is as secret as the records.
 
         Args:
             state: State after round t - 1.
@@ -166,8 +165,7 @@ class IntegerSteps:
         the public batch size of the silo, or the sum of all of them for the server.
 
         Args:
-            state: State after `add_noise`, or after the release before if known integers are released again.  Only
-                its mechanism state is read.
+            state: State, of which only B's state after round t - 1 is read.
             t: Number of the round.
             noisy: y_t, or s_t of a party that adds no noise, int64, of the round's shape or flat.
             party: Silo number or `SERVER`.
@@ -313,8 +311,7 @@ def add_exact_sums(sums: Sequence[Ints], bounds: Sequence[int]) -> Ints:
     Args:
         sums: int64 (d,) of each silo.
         bounds: Largest absolute value of a coordinate of each honest silo's sum: the most records that the silo
-            can read in the round, times the largest norm K_t of a record's integers.  Their sum has to fit into
-            64 bits.
+            can read in the round, times the norm K of a record's integers.  Their sum has to be below 2^63.
 
     Returns:
         The sum, int64 (d,).

@@ -220,6 +220,20 @@ def test_claims_that_are_no_numbers_are_refused(claims: dict[str, Any], words: s
         check_mechanism_claims(replace(mechanism, **claims), workload_of(4, 0.0, 4))
 
 
+@dataclass(frozen=True)
+class Parts(Echo):
+    """Noise that says it is charged for two further parts of an increment, and charges nothing for them."""
+
+    clipped_parts: tuple[float, ...] = (50.0, 50.0)
+
+
+def test_parts_of_an_increment_are_charged_for_by_no_mechanism_of_ones_own() -> None:
+    """An estimator with parts clipped to 50 was planned with the noise of its first part, clipped to 1."""
+    check_mechanism_claims(Parts(clipped_parts=()), workload_of(8))
+    with pytest.raises(InputError, match="clipped as a whole"):
+        check_mechanism_claims(Parts(), workload_of(8))
+
+
 # Runs
 
 

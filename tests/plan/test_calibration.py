@@ -203,6 +203,32 @@ def test_gradients_that_change_with_the_round_are_refused_with_noise_that_rests_
     assert "\n" not in str(refused.value)
 
 
+@pytest.mark.parametrize("name", ["momentum-tree-reduced", "phased-sgd"])
+def test_assumptions_beyond_clipping_are_believed_of_no_row_with_parts_of_its_own(
+    small_cell: MakeCell, rows: None, name: str
+) -> None:
+    """With 50 times the gradient, increments moved 50 times as far between rounds as was charged for."""
+    row = ALGORITHMS[name]
+
+    def louder(settings: Any, problem: Any) -> Estimator:
+        plain = cast(Any, row.estimator(settings, problem))
+        return dataclasses.replace(plain, coefficient=50.0 * plain.coefficient)
+
+    add_algorithm(dataclasses.replace(row, name="own-louder", estimator=louder))
+    sections: dict[str, Any] = {
+        "privacy": {"relation": "zero-out", "mu": 1.0},
+        "model": {"name": "softmax-regression", "feature_norm": 1.0},
+    }
+    algorithm: dict[str, Any] = {"trust": "curator", "radius": 1.0, "step": 0.001}
+    if name == "momentum-tree-reduced":
+        algorithm = {"trust": "untrusted", "clip": 1.0, "step": 0.001}
+        sections["federation"] = {"silos": 2, "rounds": 8, "epochs": 2, "batch": 2}
+    assert planned(small_cell, algorithm={**algorithm, "name": name}, **sections).noise.sources
+    with pytest.raises(InputError, match=r"own-louder: .* rests on more than clipping") as refused:
+        planned(small_cell, algorithm={**algorithm, "name": "own-louder"}, **sections)
+    assert "\n" not in str(refused.value)
+
+
 def test_a_rows_own_kind_of_public_order_is_refused(small_cell: MakeCell, rows: None) -> None:
     """Its rounds are charged as those of the class that it is made from: one batch in 8 rounds, claimed as one."""
 
@@ -271,6 +297,25 @@ def test_parts_of_an_increment_that_the_noise_is_not_charged_for_are_refused(
     algorithm = {"name": "own-parts", "trust": "untrusted", "clip": 1.0, "step": 0.1}
     with pytest.raises(InputError, match="own-parts: independent noise is for increments that are clipped as a"):
         planned(small_cell, algorithm=algorithm, privacy={"relation": "zero-out", "mu": 1.0})
+
+
+def test_parts_that_are_mixed_with_other_weights_than_those_of_the_noise_are_refused(
+    small_cell: MakeCell, rows: None
+) -> None:
+    """With γ = 0 in the sums alone, whole parts of earlier epochs were released under a part of their noise."""
+    aligned = ALGORITHMS["momentum-tree-aligned"]
+
+    def unmixed(settings: Any, problem: Any) -> Estimator:
+        return dataclasses.replace(cast(Any, aligned.estimator(settings, problem)), mixing=0.0)
+
+    add_algorithm(dataclasses.replace(aligned, name="own-mixture", estimator=unmixed))
+    sections: dict[str, Any] = {
+        "privacy": {"relation": "zero-out", "mu": 1.0},
+        "federation": {"silos": 2, "rounds": 8, "epochs": 2, "batch": 2},
+    }
+    algorithm = {"trust": "untrusted", "clip": 1.0, "difference_clip": 0.5, "residual_clip": 0.5, "step": 0.1}
+    with pytest.raises(InputError, match=r"own-mixture: .* rests on more than clipping"):
+        planned(small_cell, algorithm={**algorithm, "name": "own-mixture"}, **sections)
 
 
 def test_parts_clipped_to_other_norms_than_the_trees_are_charged_for_are_refused(

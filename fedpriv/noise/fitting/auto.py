@@ -1,15 +1,14 @@
 """Choice of `mechanism = "auto"`: the least state among mechanisms that are nearly the best for a run.
 
 The run is given by its workload of running sums, and by the weights of its releases in the published points.  A
-fit takes public numbers only (the optimizer's coefficients, clips, the schedule), before round 1.  The result is a
-mechanism with its numbers.  A forms running sums of the sums s of records' contributions, a record is charged for
-moving C s, and the noise is A C^-1 z for fresh normal vectors z.  λ-CGD and buffers form the noise from one or a
-few decaying sums of earlier vectors, and a banded C has few diagonals.  Scaled noise is that of a `column_scale`
-D: the noise of increment t, a record's clipped contribution to round t, is divided by D_t.
+fit takes public numbers only (the optimizer's coefficients, clips, the schedule), before round 1.  A forms running
+sums of the sums s of records' contributions, a record is charged for moving C s, and the noise is A C^-1 z for
+fresh normal vectors z.  λ-CGD and buffers form the noise from one or a few decaying sums of earlier vectors, and a
+banded C has few diagonals.  Scaled noise is that of a `column_scale` D: the noise of increment t, a record's
+clipped contribution to round t, is divided by D_t.
 
-Mechanisms are compared by the noise that each leaves in the output and in the queries.  J (`NoiseCost`) is the
-sum of both variances relative to their lower bounds: at least 2, or at least 1 if the output does not count.  A
-candidate is a mechanism with the number of vectors in its state and its noise √J.
+Mechanisms are compared by J (`NoiseCost`), the sum of their noise variances in the output and in the queries, each
+relative to a lower bound.  A candidate is a mechanism with the number of vectors in its state and its noise √J.
 
 The best sizes of scheduled noise have a closed form.  J is the squared sensitivity times the variance in the
 points.  With fresh noise d_t z_t the variance is Σ_t d_t² w_t, where w_t is the sum over the points of the squared
@@ -46,9 +45,8 @@ def fit_sizes(cost: NoiseCost) -> ScheduledGaussian:
     """Fit the sizes d_t of scheduled noise, independent noise of a different size in each round.
 
     d_t² = m_t / √w_t as in the module's closed form, with m_t from `max_displacements`.  w_t is smoothed over
-    rounds, and √w_t is at least a thousandth of the largest.  The sizes are divided by the first one.  But for
-    that change of w_t, they are the best ones if one record moves every sum the most, as with prefix sums and
-    equal clips.  Otherwise they are an approximation.
+    rounds, and √w_t is at least a thousandth of the largest.  But for that change of w_t, the sizes are the best
+    ones if one record moves every sum the most, as with prefix sums and equal clips.
 
     Args:
         cost: Cost of noise for the run, whose `weights` (n, T) give w_t.
@@ -66,8 +64,7 @@ def _neighbour_weights(weights: Floats, rows: int) -> Floats:
     A fit of many rounds looks at a few of the queries only.  A round between two of these may have weight in other
     queries, and noise there must not seem free.  So round t gets the smaller one of two maxima: of the weights of
     rounds t - reach … t, and of rounds t … t + reach, where `reach` is at least the distance of two such queries.
-    Weights that fall or rise steadily are unchanged, and so are all weights if every round can have a query: if
-    there are more rows than rounds, or as many and no weight is 0.
+    Weights are unchanged if there are more rows than rounds, or as many and no weight is 0.
 
     Args:
         weights: Squared weight of each round, summed over the rows, (T,).
@@ -86,9 +83,8 @@ def max_displacements(workload: Workload) -> Floats:
     In a round either the record takes part, or its distance is decay times that of the round before.  A record
     that takes part in round t, and took part every `spacing` rounds before (the rounds of an epoch, or the least
     separation), has moved the sum by r_t = clip_t + decay^spacing · r_{t-spacing}.  In a single pass it took part
-    in no earlier round, and in separated participations in at most `max_rounds_per_record` rounds.
-
-    For separated participations with unequal clips the result is an approximation, which suffices for a fit.
+    in no earlier round, and in separated participations in at most `max_rounds_per_record` rounds.  For the latter
+    with unequal clips the result is an approximation.
 
     Args:
         workload: Clips, decay and participation, for sums that never restart.
@@ -169,8 +165,6 @@ def fit_named(
 def fit_auto(cost: NoiseCost, max_vectors: int = 4, *, scalable: bool = True) -> MechanismCandidate:
     """Fit candidates, and return one of little state whose √J is nearly the best (`choose_candidate`).
 
-    With one or two rounds noise is independent.
-
     Args:
         cost: Cost of noise for the run.
         max_vectors: Most vectors in the state.
@@ -193,8 +187,8 @@ def fit_auto(cost: NoiseCost, max_vectors: int = 4, *, scalable: bool = True) ->
 def choose_candidate(candidates: Sequence[MechanismCandidate]) -> MechanismCandidate:
     """Choose the candidate that "auto" uses.
 
-    One is chosen with scaled noise, and one without: the least state among those within 1 % of the best √J of
-    their kind, and of these the least √J.  The scaled one is used if the other's √J is more than 1 % larger.
+    Of those with scaled noise and of those without, one each is chosen: the least state among those within 1 % of
+    the best √J, and of these the least √J.  The scaled one is used if the other's √J is more than 1 % larger.
 
     Args:
         candidates: Candidates, at least one of them without scaled noise.
@@ -211,11 +205,9 @@ def fit_kind(
 ) -> MechanismCandidate:
     """Return the fitted candidate of one kind with the least J, of at most `max_vectors` vectors.
 
-    λ-CGD counts as a `BufferedToeplitz` with one pair of roots, too.
-
     Args:
         cost: Cost of noise for the run.
-        kind: `LambdaCgd` or `BufferedToeplitz`.
+        kind: `LambdaCgd`, or `BufferedToeplitz` for any number of roots.
         max_vectors: Most vectors in the state.
         scaled: Whether noise is scaled.
 
@@ -269,8 +261,8 @@ def all_candidates(cost: NoiseCost, max_vectors: int) -> Iterator[MechanismCandi
     """Yield candidates of several kinds and sizes.
 
     The kinds are independent and scheduled noise, and as far as the state allows a tree, banded square roots if
-    records take part in several rounds, λ-CGD, and buffers.  In one pass with equal clips there are also buffers
-    with scaled noise.  Runs of one or two rounds get independent noise alone.
+    records take part in several rounds, λ-CGD, and buffers, in one pass with equal clips also with scaled noise.
+    Runs of one or two rounds get independent noise alone.
 
     Args:
         cost: Cost of noise for the run.
@@ -300,9 +292,8 @@ def _make_candidate(mechanism: Mechanism, cost: NoiseCost) -> MechanismCandidate
 def _plain_candidates(cost: NoiseCost, max_vectors: int) -> Iterator[MechanismCandidate]:
     """Yield λ-CGD, and other buffered noise as far as the state allows, without scaled noise.
 
-    Roots are the poles θ_i and zeros φ_i of `BufferedToeplitz`.  Buffers are fitted with at most two pairs (θ_i,
-    φ_i), with φ_2 = 0 or φ_2 fitted (`last_free`), or with at most three pairs and φ_3 fitted.  A state of no
-    vector allows none of these.
+    Buffers are fitted with at most two pairs of a pole θ_i and a zero φ_i of `BufferedToeplitz`, with φ_2 = 0 or
+    φ_2 fitted (`last_free`), or with at most three pairs and φ_3 fitted.
 
     Args:
         cost: Cost of noise for the run.
@@ -328,10 +319,8 @@ def _plain_candidates(cost: NoiseCost, max_vectors: int) -> Iterator[MechanismCa
 def _scaled_candidates(cost: NoiseCost, max_vectors: int) -> Iterator[MechanismCandidate]:
     """Yield buffered noise with a scale, for one pass with equal clips, and nothing for other workloads.
 
-    Scaled noise divides the noise of increment t by D_t, so that all columns of C diag(D) have one norm.
     Candidates are fitted with at most 1, 2 or 3 pairs of a pole θ_i and a zero φ_i of `BufferedToeplitz` as far as
-    the state allows, with the last φ fitted (`last_free`), and with one pair also for φ_1 = 0.  A fit may have
-    fewer pairs, since pairs that nearly cancel are left out (`fit_roots`).
+    the state allows, with the last φ fitted (`last_free`), and with one pair also for φ_1 = 0.
 
     Args:
         cost: Cost of noise for the run.
@@ -379,10 +368,7 @@ class PublishedNoise:
 
 @dataclass(frozen=True)
 class MechanismComparison:
-    """One mechanism's line in a comparison, for noise of μ = 1 under zero-out.
-
-    Noise is given as a standard deviation per coordinate.
-    """
+    """One mechanism's line in a comparison: standard deviations per coordinate for μ = 1 under zero-out."""
 
     sensitivity: Sensitivity
     """Sensitivity, which is also the standard deviation of fresh vectors."""
@@ -426,8 +412,6 @@ def compare_mechanism(mechanism: Mechanism, response: NoiseResponse, workload: W
 
 def least_published_noise(response: NoiseResponse, workload: Workload) -> PublishedNoise:
     """Compute a lower bound of the published noise of every mechanism, for noise of μ = 1 under zero-out.
-
-    In general no single mechanism attains the bound of all queries together.
 
     Args:
         response: Weights of the released rows in the published points.

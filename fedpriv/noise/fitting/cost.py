@@ -21,8 +21,8 @@ Variances follow from linear maps of streams.  An optimizer maps released rows t
 fresh vectors to noise.  Both are affine and computed one round after the other (`LinearStream`).  A row of the
 map, the weight of each round's input in one number, is the gradient of that number: `apply_adjoint` computes all
 rows in one pass backwards, with a replicate for each row.  Mechanisms with a noise series need no backward pass,
-since their noise is a convolution (`output_variances`).  Fits filter signals along the last axis by rational
-functions, in sections of first order, so that no small gap of two roots is a divisor (`filter_rational`).
+since their noise is a convolution.  Fits filter signals along the last axis by rational functions, in sections of
+first order, so that no small gap of two roots is a divisor (`filter_rational`).
 """
 
 from collections.abc import Sequence
@@ -178,8 +178,6 @@ def max_queries(rounds: int) -> int:
 def rows_response(rounds: int, queries: int | None = None) -> NoiseResponse:
     """Return the response of some released rows themselves, for theorems about the mean noise of all rows.
 
-    Normalized SGD has such a theorem.
-
     Args:
         rounds: T.
         queries: Largest number of these rows, which are evenly spaced, or None for `max_queries(rounds)`.
@@ -264,12 +262,8 @@ def filter_delayed(signal: Floats, pole: float) -> Floats:
 
 
 def sum_products(first: Floats, second: Floats) -> float:
-    """Sum products without the threads of a matrix library, which wait for each other on a busy machine.
-
-    Args:
-        first: Array of any shape.
-        second: Array of the same shape.
-    """
+    """Sum the products of the entries of two arrays of one shape."""
+    # Without the threads of a matrix library, which wait for each other on a busy machine.
     return float(np.sum(first * second))
 
 
@@ -310,10 +304,7 @@ def std_lower_bounds(rows: Floats, workload: Workload) -> Floats:
 
 @dataclass(frozen=True)
 class NoiseCost:
-    """Cost J of a mechanism's noise in one response under one workload.
-
-    J depends on numbers that are public before round 1 only.
-    """
+    """Cost J of a mechanism's noise in one response under one workload."""
 
     workload: Workload
     """Running sums, their clips and the participation."""
@@ -329,8 +320,7 @@ class NoiseCost:
 def make_noise_cost(response: NoiseResponse, workload: Workload) -> NoiseCost:
     """Return the cost of noise for a response, with the points' weights divided by lower bounds.
 
-    The divisors make J the squared sensitivity times the sum of the variances of all divided points.  Queries are
-    divided by √(number of queries · mean of their squared lower bounds), the output by its own bound.
+    Queries are divided by √(number of queries · mean of their squared lower bounds), the output by its own bound.
 
     Args:
         response: Weights of the released rows in the published points, not all 0 in the queries or in the output.

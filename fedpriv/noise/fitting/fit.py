@@ -32,9 +32,8 @@ def worst_record(coefficients: Floats, workload: Workload) -> Floats:
     """Return the record u whose ‖C u‖ fits take for the sensitivity, (T,).
 
     u has the record's clips in its rounds, and 0 elsewhere.  ‖C u‖ is the largest distance by which a record moves
-    C s, for the sums s of records' clipped contributions.  There is one exception: in separated participations of
-    several rounds each of u's clips is the largest of all rounds, so that with unequal clips ‖C u‖ is an upper
-    bound.
+    C s, for the sums s of records' clipped contributions.  In separated participations of several rounds each of
+    u's clips is the largest of all rounds, so that with unequal clips ‖C u‖ is an upper bound.
 
     Args:
         coefficients: First column of C, (T,), ≥ 0 and never increasing.
@@ -247,9 +246,8 @@ def fit_lambda(cost: NoiseCost) -> RootFit:
 def fit_roots(loss: RootLoss, count: int, last_free: bool, around: series.Roots) -> RootFit:
     """Fit pairs of roots by minimizing log J with L-BFGS-B over the numbers v of the module.
 
-    There are two starts, and the better result is refined by a second descent unless R is large.  In the end pairs
-    that nearly cancel are left out, so that the fit may have fewer, and roots are set to simpler values
-    (`_simplify_roots`).
+    There are two starts, and the better result is refined by a second descent unless R is large.  In the end roots
+    are simplified, so that the fit may have fewer pairs (`_simplify_roots`).
 
     Args:
         loss: log J as a function of the roots.
@@ -317,7 +315,7 @@ def _unbounded_roots(ratios: Floats) -> Floats:
 def _simplify_roots(roots: list[float], loss: RootLoss) -> tuple[list[float], float]:
     """Remove pairs of roots that nearly cancel, and set φ_m = 0 or θ_1 to the largest allowed root.
 
-    A change is made if it raises log J by at most 1e-9, since fewer or simpler roots never take more state.
+    A change is made if it raises log J by at most 1e-9.
 
     Args:
         roots: θ_1, φ_1, θ_2, φ_2, …, falling.
@@ -342,7 +340,7 @@ def _simpler_roots(roots: list[float], max_root: float) -> Iterator[list[float]]
     """Yield simpler variants of the roots θ_1, φ_1, θ_2, …, one change at a time.
 
     A variant lacks two neighbours, unless these are all roots, or has φ_m = 0, or θ_1 = `max_root`, the largest
-    allowed root.  The variant of θ_1 = φ_1, which is no mechanism, has a small θ_1 and φ_1 = 0.
+    allowed root.  If θ_1 = φ_1, which is no mechanism, a small θ_1 with φ_1 = 0 takes the place of φ_m = 0.
     """
     for index in range(len(roots) - 1 if len(roots) > 2 else 0):
         yield roots[:index] + roots[index + 2 :]

@@ -1,9 +1,8 @@
 """Arithmetic of 64-bit integers, and inner loops of discrete Gaussian noise and of truncation.
 
 Three groups of functions: multiplication by a coefficient that is a multiple of 2^-31, with one rounding; packing
-and adding masked messages; and loops that numba compiles if it is installed (`pip install 'fedpriv[fast]'`).  All
-but the last group have the same results on every machine.  `attempt_values` leaves attempts that floating point
-cannot decide to its caller.
+and adding masked messages; and loops that numba compiles if it is installed (`pip install 'fedpriv[fast]'`).  The
+first two groups have the same results on every machine.
 """
 
 import math
@@ -139,8 +138,7 @@ def pack_masked(noisy: Ints, mask: UnsignedInts, word: int) -> bytes:
 def unpack_sum(messages: Sequence[bytes], word: int, shape: tuple[int, ...]) -> Ints:
     """Compute the sum of all silos' noisy integers y from their masked messages, whose masks cancel.
 
-    Words are added modulo 2^word and read as signed numbers.  The result is the true sum if that lies between
-    -2^(word-1) and 2^(word-1) - 1, and otherwise wraps around.
+    The result is the true sum modulo 2^word, from -2^(word-1) to 2^(word-1) - 1.
 
     Args:
         messages: Output of `pack_masked` of each silo, word / 8 bytes a value.
@@ -178,8 +176,7 @@ def compile_function(function: FunctionT, *fast_flags: str) -> FunctionT | None:
 
     Args:
         function: Function of numbers and arrays.
-        fast_flags: LLVM's fast-math flags, such as "reassoc", which lets additions change their order.  Without
-            flags arithmetic is that of IEEE 754, in the order of the code.
+        fast_flags: LLVM's fast-math flags, such as "reassoc", which lets additions change their order.
     """
     try:
         import numba
@@ -232,13 +229,11 @@ def attempt_values(
     """Make one attempt to draw each of n values of the discrete Gaussian D(σ).
 
     An attempt is a step of rejection sampling.  It proposes a sign and a magnitude a = m 2^k + j.  m is drawn with
-    weights exp(-(m 2^k)² / 2σ²) from an alias table of 512 columns: m is a random column if a random word is below
-    the column's threshold, and the column's alias otherwise.  j is uniform.  The proposal is accepted with
-    probability exp(-x), x = j (2 m 2^k + j) / 2σ², so that accepted magnitudes have weights exp(-a² / 2σ²).  -0 is
-    refused, so that 0 counts once.
-
-    Random bits of a value: word 0 is compared with the column's threshold.  Word 1 has the column (upper 9 bits),
-    the sign (next bit) and j (lowest k bits).  Word 2 is the uniform for the acceptance.  Word 3 is not used here.
+    weights exp(-(m 2^k)² / 2σ²) from an alias table of 512 columns: m is a random column if word 0 is below the
+    column's threshold, and the column's alias otherwise.  Word 1 has the column (upper 9 bits), the sign (next
+    bit) and the uniform j (lowest k bits).  The proposal is accepted with probability exp(-x), x = j (2 m 2^k + j)
+    / 2σ², for which word 2 is the uniform.  So accepted magnitudes have weights exp(-a² / 2σ²).  -0 is refused, so
+    that 0 counts once.
 
     Args:
         random_words: Random words of 64 bits of each value, (n, 4).

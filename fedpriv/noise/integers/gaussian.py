@@ -16,8 +16,7 @@ Each value is within 2^-120 of D(σ) in total variation for random words (docs/p
 number of attempts is independent of the accepted value.
 
 The key of a round's noise is derived from the run's key at the silo or the server, the party, the round, the
-digest of all queries so far (the query chain) and the integers to which the noise is added.  So a ledger that is
-rolled back cannot give the same noise to another sum.
+digest of all queries so far (the query chain) and the integers to which the noise is added (`round_noise`).
 """
 
 import hashlib
@@ -98,8 +97,6 @@ class AliasTable:
 def make_alias_table(sigma: float) -> AliasTable:
     """Compute the alias table from which the upper parts m of magnitudes m · 2^k + j of D(σ) are drawn.
 
-    The weights exp(-(m 2^k)² / 2σ²), m = 0 … 511, are computed in integers.
-
     Args:
         sigma: σ, 16 ≤ σ < 2^48.
 
@@ -108,7 +105,7 @@ def make_alias_table(sigma: float) -> AliasTable:
     """
     if not MIN_SIGMA <= sigma < MAX_SIGMA:
         raise InputError(f"sigma = {sigma}: discrete Gaussian noise takes 16 ≤ sigma < 2^48 units of the lattice")
-    low_bits = max(0, math.frexp(sigma)[1] - 5)
+    low_bits = max(0, math.frexp(sigma)[1] - 5)  # so that 16 ≤ σ / 2^low_bits < 32
     exact = Fraction(sigma)
     variances = 2 * exact**2
     weights = [exp_fixed(Fraction((m << low_bits) ** 2) / variances, _WEIGHT_BITS) for m in range(COLUMN_COUNT)]
@@ -163,7 +160,7 @@ def _build_aliases(weights: list[int]) -> tuple[list[int], list[int]]:
         Thresholds and aliases, (n,) each.
     """
     count, total = len(weights), sum(weights)
-    remaining = [weight * count for weight in weights]  # so that the mean is the integer `total`
+    remaining = [weight * count for weight in weights]  # their mean is the integer `total`
     small = [column for column in range(count) if remaining[column] < total]
     large = [column for column in range(count) if remaining[column] >= total]
     one = 1 << _THRESHOLD_BITS
@@ -262,8 +259,8 @@ class KeyedDiscreteGaussian:
 
     Guarantee: under one key distinct (party, round, node, value) read disjoint AES blocks, so that without the key
     all values are independent, but for the distance of distinct from random blocks (AES-256 is assumed to be a
-    pseudorandom permutation).  The number of values and the set of nodes that are drawn together change none of
-    the values, nor does it matter whether loops are compiled.  One object serves one thread at a time.
+    pseudorandom permutation).  The number of values that are drawn together changes none of them, nor does it
+    matter whether loops are compiled.  One object serves one thread at a time.
     """
 
     def __init__(self, key: bytes, party: int, t: int, band: float = BAND) -> None:
@@ -273,8 +270,8 @@ class KeyedDiscreteGaussian:
             key: Key of the round, 32 bytes.
             party: Silo number or `SERVER`.
             t: Round.
-            band: Distance of a prediction's two sides below which integers decide.  Bands above the default are
-                for tests, since they give the same values, only slower.
+            band: Distance of a prediction's two sides below which integers decide.  Larger bands give the same
+                values, only slower.
 
         Raises:
             ValueError: The key has another length, or a number is not from 0 to 2^32 - 1.
@@ -289,8 +286,8 @@ class KeyedDiscreteGaussian:
     def vector(self, size: int, sigma: float, node: int = 0) -> Ints:
         """Draw a vector of independent values of D(σ), (size,), int64.
 
-        Each place gets attempts until one is accepted, at most 255.  Attempts that floating point leaves undecided
-        are decided in integers.  Another call with the same arguments draws the same vector.
+        Each place gets attempts until one is accepted.  Attempts that floating point leaves undecided are decided
+        in integers.
 
         Args:
             size: Number of values, at most 2^39.
@@ -300,7 +297,7 @@ class KeyedDiscreteGaussian:
         Raises:
             InputError: σ is not in this range.
             ValueError: `node` or `size` is not in its range.
-            RunError: A value is refused 255 times, as only a broken key stream does.
+            RunError: A value is refused 255 times.
         """
         if not (0 <= node < _MAX_NODES and 0 <= size <= _MAX_VALUES):
             raise ValueError(f"node {node}, {size} values: outside of what one stream can number")
@@ -335,8 +332,6 @@ class KeyedDiscreteGaussian:
         values: Ints,
     ) -> Ints:
         """Make one attempt to draw each of n values, and write the proposals into `values`.
-
-        Random words are AES blocks of the values' counters.
 
         Args:
             loops: Functions like `set_counters` and `attempt_values`.
@@ -418,8 +413,6 @@ _ANSWERED_TAG, _MISSED_TAG = b"answered", b"missed"
 def extend_query_chain(chain: bytes, query: bytes | memoryview) -> bytes:
     """Return the query chain (32 bytes) after a round with this query.
 
-    The chain covers the query's bytes as received, and not the silos' public keys for masks.
-
     Args:
         chain: Query chain before the round, 32 bytes.
         query: Bytes of the query.
@@ -474,9 +467,6 @@ def _hash_link(chain: bytes, tag: bytes, query: bytes | memoryview) -> bytes:
     """Compute SHA-256 of chain, tag and query, 32 bytes: the next query chain.
 
     Tag and query each follow their length, in 8 bytes, so that no two pairs give the same hashed bytes.
-
-    Raises:
-        ValueError: The chain has another length than `QUERY_CHAIN_BYTES`.
     """
     _check_chain(chain)
     digest = hashlib.sha256(chain)

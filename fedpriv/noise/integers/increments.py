@@ -6,9 +6,9 @@ Euclidean norm at most K, the clip in units of the lattice.  A record thus moves
 differ by its presence (zero-out), and by at most 2K if it is exchanged (replace-one).  Truncation towards zero
 enlarges no coordinate, so it needs no larger norm, as rounding would.  Proof: docs/proofs/truncation.md.
 
-The gradient of a loss of linear scores is the outer product residual ⊗ features.  With integer features x and a
-residual truncated to integers r, the increment r ⊗ x is an integer vector of norm ‖r‖ ‖x‖, and a sum over records
-is a matrix product, exact in float64 while sums stay below 2^53.
+The gradient of a loss of linear scores is the outer product residual ⊗ features, with the derivatives of the loss
+by the scores as residual.  With integer features x and a residual truncated to integers r, the increment r ⊗ x is
+an integer vector of norm ‖r‖ ‖x‖, and a sum over records is a matrix product, exact in float64 below 2^53.
 """
 
 from collections.abc import Sequence
@@ -62,9 +62,8 @@ def add_truncated(total: Ints, increment: Floats, norm: int, factor: float, coun
     """Truncate an increment to integers of norm at most K, and add them to a sum if it counts.
 
     The increment is multiplied by `factor`, or by less if its norm would exceed K (1 - 2^-30), and truncated
-    towards zero.  An increment with a value that is not finite becomes zeros.  It must lie in aligned memory, as
-    `evaluate_per_record` returns it, since sums may round by their address.  For 4,096 values or more, loops are
-    compiled if numba is installed.
+    towards zero.  An increment with a value that is not finite becomes zeros.  It must lie in memory that is
+    aligned as that of torch, since sums may round by their address.
 
     Guarantee: Σ k² ≤ K² for the added integers k, exactly, whatever bits come in and whatever flags arithmetic
     runs under.  They are a function of the increment, `norm` and `factor`, the same whatever `total` is, and
@@ -89,8 +88,8 @@ def add_truncated(total: Ints, increment: Floats, norm: int, factor: float, coun
     check_norm(norm)
     (values, exponent), size = (increment[None], np.zeros(1, np.int32)), len(increment)
     with np.errstate(all="ignore"):
-        # Squares of very large values would overflow, and those of very small ones would be 0.  So a row is
-        # divided by a power of two, 2^exponent, before its norm is computed.  Within the bounds of `_MODERATE`
+        # Squares of very large values would overflow, and those of very small ones would be 0.  So the increment
+        # is divided by a power of two, 2^exponent, before its norm is computed.  Within the bounds of `_MODERATE`
         # that would change no bit of the result, and is left out.
         if not compiled_or(are_moderate, lambda *_: False, size)(increment, *_MODERATE):
             values, exponent = shrink_rows(values)
@@ -99,7 +98,7 @@ def add_truncated(total: Ints, increment: Floats, norm: int, factor: float, coun
         # the scale leaves room for the errors of both sums.
         sum_squares = compiled_or(sum_truncated_squares, _sum_truncated_squares, size, "reassoc")
         square = sum(sum_squares(values[0, start : start + _BLOCK], scale) for start in range(0, size, _BLOCK))
-        # Zeros take as long to add as other integers.
+        # An increment that does not count takes as long as another.
         added_scale = scale if square <= max_squared_norm(norm) and counts else 0.0
         compiled_or(add_scaled, _add_scaled, size)(total, values[0], added_scale)
 
@@ -140,7 +139,7 @@ def shrink_rows(rows: NDArray[np.floating]) -> tuple[Floats, NDArray[np.int32]]:
     Returns:
         The multiplied rows in float64, with zeros for a row that has a value that is not finite, and e, (b,).
     """
-    # Memory of torch is aligned, and sums may round by their address.
+    # Aligned memory, since sums may round by their address.
     values = torch.empty(rows.shape, dtype=torch.float64).numpy()
     top = _row_maxima(rows)
     is_finite = top < np.inf  # False for NaN
@@ -166,9 +165,7 @@ def squared_norms(rows: Floats) -> Floats:
 
 
 def row_scales(norms: Floats, exponent: NDArray[np.int32], norm: int, factor: float) -> Floats:
-    """Compute the factor of each shrunk row, with which its norm is at most K (1 - 2^-30).
-
-    This factor is `factor` · 2^e, or less if the norm would be larger.
+    """Compute each shrunk row's factor: `factor` · 2^e, or less for a norm of at most K (1 - 2^-30).
 
     Args:
         norms: Norms of the shrunk rows, (b,).
@@ -296,9 +293,8 @@ def integer_residuals(
 ) -> Floats:
     """Truncate residuals of b records and c classes to integers r with ‖r_b‖ ‖x_b‖ ≤ K.
 
-    ‖r_b‖ ‖x_b‖ is the norm of the record's increment r_b ⊗ x_b.  Residuals are multiplied by `factor`, or by less
-    to limit this norm to K (1 - 2^-30), and truncated towards zero.  A record with a residual that is not
-    finite, or a feature beyond ±2^16, gets zeros.
+    Residuals are multiplied by `factor`, or by less to limit ‖r_b‖ ‖x_b‖ to K (1 - 2^-30), and truncated towards
+    zero.  A record with a residual that is not finite, or a feature beyond ±2^16, gets zeros.
 
     Guarantee: Σ over the d = c · f values of r_b ⊗ x_b of their squares is at most K², exactly, and row b depends
     on row b of the arguments alone.
@@ -398,8 +394,8 @@ def sum_integer_increments(
         records: Records of the round, or None for a sum of zeros.
         norm: K, the norm bound in units of the lattice.
         factor: Units of the lattice per unit of an increment.
-        min_calls: Number of records up to which missing ones are replaced by dummy records, so that the time tells
-            less of their number.  Counts by cell take no dummy records.
+        min_calls: Number of records up to which dummy records are added, so that the time tells less of the number
+            of real ones.  Counts by cell take none.
         is_counted: Mask (B,) of the records that count, or None if all count.  Others add zeros.
         row_indices: Row indices (B,) of the records in their silo, or None if the objective does not depend on
             them.
@@ -409,10 +405,10 @@ def sum_integer_increments(
     """
     if records is None:
         return np.zeros(objective.dimension, np.int64)
-    # Products may round by the alignment of memory, which is the same in all copies that torch makes.
+    # Products may round by the alignment of memory.
     aligned_query = query._replace(points=[aligned_copy(point) for point in query.points])
     counts_mask = np.ones(len(records.labels), np.bool_) if is_counted is None else is_counted
-    # Counts by cell: only for fedpriv's own classes, and for a finite scale.
+    # Counts by cell.
     is_whole = type(objective) in SUMMED_BY_CELL and is_shipped(type(objective))
     if is_whole and np.isfinite(scale := sum(query.coefficients) * factor):
         whole_sum: Ints = cast(Any, objective).sum_integer_vectors(

@@ -1,8 +1,7 @@
 """Lattice, norms and noise of an exact run, fitted to each other before round 1.
 
-An exact run adds integer noise to sums of integers, in multiples of a lattice's unit.  `fit_lattice` finds a
-fine lattice on which sums with up to 14 σ of noise fit into their words, and the noise for the run's μ (Gaussian
-differential privacy).
+An exact run adds integer noise to sums of integers, in multiples of a lattice's unit.  `fit_lattice` finds the
+lattice, and the noise for the run's μ (Gaussian differential privacy).
 
 An increment is a record's clipped contribution to a round, and a word is the integer of w bits in which a sum
 travels.  s are the sums of increments, and C s the sums that are released with noise.  K is the largest norm of
@@ -108,7 +107,7 @@ class ExactPlan:
     def with_budgets(self, mus: Sequence[float]) -> "ExactPlan":
         """Return a plan on the same lattice with noise of a separate budget `mus[i]` at each party i.
 
-        Guarantee: none of `mus` is below the μ that the lattice was fitted to, so that all bounds of `fit_lattice`
+        Guarantee: none of `mus` is below the μ that the lattice was fitted to, so that the bounds of `fit_lattice`
         still hold, with as much noise or less.  With a `party_count` of 1 each party's claim is of its own noise
         alone.
 
@@ -232,9 +231,9 @@ def fit_lattice(run: ExactRunInputs) -> ExactPlan:
 def _plan_on_lattice(run: ExactRunInputs, lattice: Lattice) -> tuple[int, ExactPlan | None]:
     """Plan the run on this lattice, or count the bits by which the lattice is too fine.
 
-    Four integers have limits: those on the way to C s (2^61), C s with 16 σ of noise (2^61), one party's share of
-    σ (2^48), and C s with 14 σ of noise, which must fit into a signed word.  Here σ is the standard deviation of
-    the noise of all parties together, in the vector with the most noise.
+    Limited are the integers on the way to C s (2^61), C s with 16 σ of noise (2^61), one party's share of σ
+    (2^48), and C s with 14 σ of noise (a signed word).  Here σ is the standard deviation of the noise of all
+    parties together, in the vector with the most noise.
 
     Args:
         run: Inputs of the run.

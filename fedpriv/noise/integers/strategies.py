@@ -59,10 +59,7 @@ class Lattice:
         return math.floor(math.ldexp(clip, -self.exponent))
 
     def factor(self, batches: int = 1) -> float:
-        """Units per unit of an increment, in a round whose sum is divided by this many batches.
-
-        K is that of the increment's clip, divided by the same number.
-        """
+        """Units per unit of an increment, in a round whose sum is divided by this many batches."""
         return math.ldexp(1.0 / batches, -self.exponent)
 
 
@@ -85,7 +82,7 @@ def choose_lattice(clips: Sequence[float], kappa: int) -> Lattice:
 
 
 IntState = tuple[Ints, ...]
-"""Vectors, each shaped like one vector of a round's sums.  Their number is a function of the round."""
+"""Vectors, each shaped like one vector of a round's sums."""
 
 LoadBounds = tuple[int, ...]
 """Bound of |s_t| in every coordinate for one round, a number for each vector that the round takes."""
@@ -99,10 +96,7 @@ class NoiseGroup(NamedTuple):
     scale: float
     """Noise of these vectors in multiples of σ."""
     rounding_difference: Fraction
-    """Bound e on the difference between neighbours that rounding adds to one coordinate of (C s)_t.
-
-    The difference that C itself implies is not included.
-    """
+    """Bound e on the difference between neighbours that rounding adds to one coordinate of (C s)_t."""
 
 
 class IntegerBounds(NamedTuple):
@@ -125,10 +119,7 @@ class IntegerStrategy(Protocol):
     """
 
     def draws(self, t: int) -> int | None:
-        """Number of vectors that a round takes and returns, or None for a single one that is not stacked.
-
-        The number is that of `Mechanism.draws`.
-        """
+        """Number of vectors that a round takes and returns, or None for a single one that is not stacked."""
         return None
 
     def noise_scales(self, t: int) -> tuple[float, ...]:
@@ -155,7 +146,7 @@ class IntegerStrategy(Protocol):
     def step(self, state: IntState, t: int, sums: Ints) -> tuple[Ints, IntState]:
         """Compute (C s)_t and the next state.
 
-        The sums may become part of the state, and so may the output, so that callers must not write into either.
+        Callers must not write into the sums or the output, which may become part of the state.
 
         Args:
             state: State before round t.
@@ -225,9 +216,7 @@ def pack_state(state: IntState) -> bytes:
 
 
 def unpack_state(packed: bytes) -> IntState:
-    """Read a state, vectors (d,) of one length, from the output of `pack_state`.
-
-    Callers must not write into the vectors, which may share the memory of `packed`.
+    """Read a state, vectors (d,) that must not be written into, from the output of `pack_state`.
 
     Raises:
         RunError: The bytes do not begin with the tag of a state, or have another length than their header says.
@@ -263,10 +252,7 @@ def round_up_to_float(value: Fraction) -> float:
 
 
 def _approximate_root(value: Fraction) -> float:
-    """Compute a root within a few units in the last place.
-
-    Nothing overflows for numbers whose root is a float.
-    """
+    """Compute a root that is a float within a few units in the last place, without overflow."""
     shift = (value.numerator.bit_length() - value.denominator.bit_length()) // 2
     return math.ldexp(math.sqrt(float(value / Fraction(4) ** shift)), shift)
 
@@ -290,10 +276,7 @@ class ExactClaim:
     distance: float
     """Δ, by which one record can move C s over all rounds, in units and relative to the scales of noise."""
     sigma: float
-    """σ of one party's noise of scale 1, in units.
-
-    With several parties this is a share of the whole noise.
-    """
+    """σ of one party's noise of scale 1, in units."""
     party_count: int
     """Number of parties that each add noise of `sigma`."""
     mu: float
