@@ -395,7 +395,9 @@ class KeyedNormal:
 
 
 class SamplingRandomness:
-    """Random draws and numbers for sampling, each a pure function of (key, party, round, row).
+    """Random bits for sampling, each a pure function of (key, party, round, row).
+
+    `bernoulli` compares them with a probability, and `numbers` reduces other bits to a range.
 
     Guarantee: for everyone who does not hold the key, and as far as AES-256 is a pseudorandom function, the draws
     of distinct (party, round, row) are independent, and each is True with at most the given probability, and less

@@ -1,4 +1,4 @@
-"""Messages for users on faults in a scenario, in one line, and mostly made from pydantic's findings.
+"""Messages for users on faults in a scenario or a policy, mostly made from pydantic's findings.
 
 A finding is pydantic's record of one fault of one key: the path of the key, the type of the fault and the value.
 """
@@ -106,7 +106,7 @@ def format_validation_error(
 
 
 def _intended_keys(finding: ErrorDetails, model: type[BaseModel]) -> set[str]:
-    """Return the known key that an unknown one resembles, whose absence is then not counted, or no key."""
+    """Return the dotted known key that an unknown one resembles, as a set of one, or an empty set."""
     path = _key_path(finding)
     if finding["type"] != "extra_forbidden" or not (close := _close_keys(path, model)[0]):
         return set()
@@ -199,8 +199,8 @@ def _close_keys(
 ) -> tuple[list[str], list[str]]:
     """Return the known keys that resemble an unknown one, and all known keys.
 
-    Known keys are those of the section in which the unknown one stands, and of `other_model`.  A key at the top of
-    `model` may also be meant for a section of it, as SECTION.KEY.
+    Known keys are those of the section in which the unknown one stands, and of `other_model`.  For a key at the
+    top of `model` they are also the keys SECTION.KEY of this name.
 
     Args:
         path: Keys from `model` to the unknown key, the key last.
@@ -208,7 +208,8 @@ def _close_keys(
         other_model: Model of keys of the same section that are read elsewhere, or None.
 
     Returns:
-        The keys SECTION.KEY of the same name, or else the closest known key, if one is close, and all known keys.
+        Two lists.  The first has the keys SECTION.KEY of the same name, or else the closest known key if one is
+        close.  The second has all known keys.
     """
     known_keys = [
         *(other_model.model_fields if other_model is not None else ()),
