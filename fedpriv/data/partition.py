@@ -396,8 +396,8 @@ def group_consecutive(records: int, unit_size: int) -> UnitTable:
 def secret_permutation(key: bytes, units: int) -> NDArray[np.int64]:
     """Return a permutation of the units, (units,), uniformly random to a party without the key of the run.
 
-    The permutation sorts numbers of 96 bits.  It is uniform unless two of them are equal, which happens with a
-    probability of at most units² / 2^97.
+    The permutation sorts numbers of 128 bits.  It is uniform unless two of them are equal, which happens with a
+    probability of at most units² / 2^129.
 
     Guarantee: the permutation follows from the key and the number of units.  So if one person is exchanged for
     another, under any name, the places of all other persons have the same distribution, and may be revealed.
@@ -407,9 +407,9 @@ def secret_permutation(key: bytes, units: int) -> NDArray[np.int64]:
         units: Number of units.
     """
     randomness = SamplingRandomness(derive_key(key, "order of persons"))
-    # Two numbers of 32 bits for each unit are equal too often for a guard's claim, which holds up to 2^-60.
-    high, low, lowest = (randomness.numbers(units, 2**32, 0, t) for t in range(3))
-    return np.lexsort((lowest, low, high)).astype(np.int64)
+    # With 96 bits, a tie among 400,000 units would be likelier than 2^-60, up to which a guard's claim holds.
+    words = [randomness.numbers(units, 2**32, 0, t) for t in range(4)]
+    return np.lexsort(words[::-1]).astype(np.int64)  # the last key of `lexsort` counts first
 
 
 SiloRows = list[NDArray[np.int64]]
