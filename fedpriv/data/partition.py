@@ -7,8 +7,8 @@ A `partition_…` function returns the row indices of each silo, in the silo's o
 The place of a row does not depend on its content, such as a missing value.  A row that has a place and does not
 count is a row of zeros there.
 
-A published split is one of many.  `draw_split` draws others with as many units in the test part, which show how
-far a comparison depends on the split.  A unit is a person if the data name persons, and else a record.
+`draw_split` draws other splits than the published one, to show how far a comparison depends on the split.  A unit
+is a person if the data name persons, and else a record.
 """
 
 import dataclasses
@@ -33,9 +33,9 @@ _MAX_RARE_COUNT = 2
 def draw_split(data: Dataset, number: int) -> Dataset:
     """Draw another public split into a training and a test part.
 
-    A unit is a person if the data name persons, and else a record.  If both parts have the same rows of a file,
-    rows stay where they are, and the split changes which of them count.  Otherwise the records of both parts are
-    joined, and those that count are drawn anew.  At each site the test part keeps its number of units.
+    If both parts have the same rows of a file, rows stay where they are, and the split changes which of them
+    count.  Otherwise the records of both parts are joined, and those that count are drawn anew.  At each site the
+    test part keeps its number of units.
 
     Guarantee: no record counts in both parts, and no person at a site has records that count in both parts.
 
@@ -99,9 +99,9 @@ def draw_split(data: Dataset, number: int) -> Dataset:
 
 
 def blank_training_share(data: Dataset, share: float) -> Dataset:
-    """Replace a share of the training records by zeros in the same places, so that no run reads them.
+    """Replace a share of the training records by zeros in the same places.
 
-    The records are drawn as those of a split are: in whole units, and stratified by class where that is possible.
+    The records are drawn in whole units, and stratified by class where that is possible.
 
     Args:
         data: Data set.  Its `raw_cells` stay as they are.
@@ -183,7 +183,7 @@ def _draw_stratified(labels: NDArray[Any], count: int, generator: np.random.Gene
     Returns:
         Indices, (count,).
     """
-    has_classes = labels.dtype.kind == "i" and labels.ndim == 1  # a record with several labels has no stratum
+    has_classes = labels.dtype.kind == "i" and labels.ndim == 1
     classes, counts = (
         np.unique(labels, return_counts=True) if has_classes else (labels[:1], np.array([len(labels)]))
     )
@@ -242,11 +242,7 @@ class SplitRows:
         )
 
     def zero_uncounted(self, values: NDArray[Any]) -> NDArray[Any]:
-        """Overwrite `values` by zeros in the rows that do not count, and return `values`.
-
-        Args:
-            values: Array with a row for each row of this part.
-        """
+        """Overwrite the rows of `values` that do not count by zeros, and return `values`, (n, ...)."""
         if not self.is_counted.all():
             values[~self.is_counted] = 0
         return values
@@ -303,7 +299,7 @@ def split_rows(
 
 
 def choose_test_rows(persons: Sequence[str], share: float) -> NDArray[np.bool_]:
-    """Mark the rows of the persons whose keyed public hash is below the share, (rows,).
+    """Mark the rows of the persons whose public hash, a number in 0 … 1, is below the share, (rows,).
 
     Guarantee: all rows of a person are in one part, which depends on the person's name and the share alone.
 
@@ -408,8 +404,8 @@ def secret_permutation(key: bytes, units: int) -> NDArray[np.int64]:
     """
     randomness = SamplingRandomness(derive_key(key, "order of persons"))
     # With 96 bits, a tie among 400,000 units would be likelier than 2^-60, up to which a guard's claim holds.
-    words = [randomness.numbers(units, 2**32, 0, t) for t in range(4)]
-    return np.lexsort(words[::-1]).astype(np.int64)  # the last key of `lexsort` counts first
+    digits = [randomness.numbers(units, 2**32, 0, t) for t in range(4)]
+    return np.lexsort(digits[::-1]).astype(np.int64)  # the last key of `lexsort` counts first
 
 
 SiloRows = list[NDArray[np.int64]]
@@ -481,9 +477,8 @@ def partition_dirichlet(
 ) -> SiloRows:
     """Partition with label skew, by a mixture of labels from a Dirichlet distribution for each silo.
 
-    The method is that of Hsu, Qi & Brown 2019 with a symmetric distribution, but silos have the given sizes.  So
-    the mixtures are scaled in turn to the sizes of the silos and to the frequencies of the labels, and rounded to
-    numbers of records.
+    The method is that of Hsu, Qi & Brown 2019 with a symmetric distribution, but silos have the given sizes, to
+    which the mixtures are scaled (`_deal_records`).
 
     Guarantee: no record is given twice.
 
@@ -555,7 +550,7 @@ def _deal_records(
 
     The mixtures say how frequent labels should be at each silo.  Their rows are scaled to the sizes of the silos,
     and their columns to the frequencies of the labels.  A row then has the silo's expected number of records of
-    each label, which is rounded.  If a pool runs out, the silo takes the rest from the fullest pool, and so on.
+    each label, which is rounded.  If a pool runs out, the silo takes the rest from the fullest pools.
 
     Args:
         pools: Row indices of the records of each label, in random order.  Records that are drawn are removed.
@@ -573,7 +568,7 @@ def _deal_records(
     shares = []
     for expected, size in zip(expected_counts, sizes, strict=True):
         draw_counts = np.minimum(_round_amounts(expected * (size / expected.sum())), [len(pool) for pool in pools])
-        while (shortage := size - int(draw_counts.sum())) > 0:  # a pool ran out, and the fullest one fills the gap
+        while (shortage := size - int(draw_counts.sum())) > 0:  # a pool ran out
             leftover = np.array([len(pool) for pool in pools]) - draw_counts
             draw_counts[np.argmax(leftover)] += min(shortage, int(leftover.max()))
         share = np.array(
@@ -655,7 +650,7 @@ def partition_by_site(sites: NDArray[np.int64], sizes: Sequence[int], seed: int)
 def _balance_margins(
     mixtures: NDArray[np.float64], row_sums: NDArray[np.float64], column_sums: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """Scale rows and columns of `mixtures` in turn, so that they approach these sums."""
+    """Scale columns and rows of `mixtures` in turn, so that their sums approach the given ones."""
     matrix = mixtures.copy()
     for _ in range(_BALANCING_PASSES):
         matrix *= (column_sums / matrix.sum(axis=0))[None, :]
@@ -664,7 +659,7 @@ def _balance_margins(
 
 
 def _round_amounts(amounts: NDArray[np.float64]) -> NDArray[np.int64]:
-    """Round amounts to integers of the same rounded sum, the largest remainders up."""
+    """Round amounts down, and as many of the largest remainders up as their rounded sum needs."""
     result = np.floor(amounts).astype(np.int64)
     result[np.argsort(result - amounts, kind="stable")[: round(float(amounts.sum())) - int(result.sum())]] += 1
     return result

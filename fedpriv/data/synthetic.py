@@ -1,7 +1,4 @@
-"""Synthetic data without a network: blobs, sentences, phase retrieval and linear regressions.
-
-The optimum of a linear regression is known: the minimizer of the expected loss.
-"""
+"""Synthetic data: blobs, sentences, phase retrieval, and linear regressions of a known minimizer."""
 
 from dataclasses import dataclass
 
@@ -131,9 +128,8 @@ def make_linear_regression(n: int, dimension: int, condition: float, noise: floa
 def power_law(dimension: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Return the curvature i^-2 and a minimizer of norm 1 proportional to i^-1/2, for i = 1 … dimension.
 
-    The problem is as hard as smooth convex problems are, up to constants and the logarithm of `dimension`.  While
-    the number of steps T is well below `dimension`, the excess risk of gradient descent is of order 1/T, and that
-    of accelerated descent of order 1/T².
+    While the number of steps T is well below `dimension`, the excess risk of gradient descent is of order 1/T, and
+    that of accelerated descent of order 1/T², as in the worst smooth convex problem up to a logarithm.
     """
     index = np.arange(1.0, dimension + 1.0)
     return index**-2.0, index**-0.5 / np.linalg.norm(index**-0.5)
@@ -194,7 +190,7 @@ Tokens = NDArray[np.int64]
 
 
 def make_sentences(train: int, test: int) -> tuple[Tokens, Tokens, Tokens, Tokens]:
-    """Return training and test sentences of 16 tokens, with their labels, for models of sequences.
+    """Return training and test sentences of 16 tokens, with their labels.
 
     A sentence has two parts about two different topics, with the marker at a random position 2 … 7 between them,
     counted from 0.  Each word but the marker is one of its part's topic with probability `_TOPIC_SHARE`, and
