@@ -162,7 +162,7 @@ def read_rows(table: RawTable, schema: TableSchema, *, single_site: bool = False
     """Read the labels, the split into training and test part, the sites and the persons of a table's rows.
 
     Only complete rows count.  In a complete row the label is present, and each feature is present or has a value
-    in its place (`FeatureColumn.missing`).  `split_rows` splits them.
+    in its place (`FeatureColumn.missing`).  The split is that of `split_rows`.
 
     Guarantee: a record's label, and whether and in which part the record counts, depend on the record's own cells,
     on its row number and on `schema`, and on no other record.  The place of a record depends on no cell at all.

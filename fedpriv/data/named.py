@@ -132,8 +132,8 @@ def make_dataset(name: str, train: SplitArrays, test: SplitArrays, classes: int 
         name: Name of the data set, or `ARGUMENT_NAMES` for the arguments of a program.
         train: Training records and labels.
         test: Test records and labels.
-        classes: Number of classes, 0 for a regression, or None to infer it: one more than the largest label of
-            both parts, or than 0, if the labels of both are integers or booleans, else 0.
+        classes: Number of classes, 0 for a regression, or None to infer it: one more than the largest label if the
+            labels of both parts are integers or booleans, else 0.
 
     Raises:
         InputError: An array cannot be used, or both parts differ in shape or kind.

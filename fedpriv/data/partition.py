@@ -114,6 +114,7 @@ def blank_training_share(data: Dataset, share: float) -> Dataset:
     """
     is_counted = counted_mask(data.train_labels)
     units = np.arange(len(is_counted)) if data.persons is None else index_persons(data.persons)[1]
+    # A site spares as many units as it has among every round(1 / share)-th one in a random order.
     unit_order = public_generator(_RESPLIT_SEED, "spared").permutation(len(np.unique(units)))
     is_spared = _draw_records(
         data,
@@ -609,7 +610,7 @@ def partition_shards(labels: NDArray[np.int64], sizes: Sequence[int], seed: int,
     generator = public_generator(seed, "partition", "shards")
     selection = np.sort(generator.permutation(len(labels))[: sum(sizes)])
     by_label = selection[np.argsort(labels[selection], kind="stable")]
-    pieces = [
+    pieces = [  # silo and length of each shard
         (silo, size // per_silo + (shard < size % per_silo))
         for silo, size in enumerate(sizes)
         for shard in range(per_silo)

@@ -320,12 +320,12 @@ class PrivacySection(Section):
         targets = [float(target) for target in values[names[0]]]
         largest = max(targets)
         shares = [target / largest for target in targets]
-        # No share gives a silo more than its number.
-        exact = [
+        # Rounded down where a share of the largest target would be above the silo's own.
+        safe_shares = [
             math.nextafter(share, 0.0) if share * largest > target else share
             for share, target in zip(shares, targets, strict=True)
         ]
-        return {**values, names[0]: largest, "shares": exact}
+        return {**values, names[0]: largest, "shares": safe_shares}
 
     @model_validator(mode="after")
     def _check_one_target(self) -> Self:

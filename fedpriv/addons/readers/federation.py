@@ -40,7 +40,7 @@ def complete_federation(
             or the program sweeps `batches` with different sums and sets no rounds.
     """
     federation = dict(tree.get("federation", {}))
-    # A [sweep] that is no table has no items, and is refused later.
+    # Values that the program sets or, for another scenario, sweeps.  A sweep that is no table is refused later.
     program_values = {
         key.removeprefix("federation."): value
         for key, value in getattr(tree.get("sweep") if settings is None else settings, "items", dict)()
