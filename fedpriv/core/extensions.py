@@ -4,8 +4,8 @@ An extension is a Python file that is named by `--import` or in `FEDPRIV_IMPORT`
 as an entry point of the group `fedpriv.extensions`.  When it is imported, it calls functions such as
 `fedpriv.add_algorithm`, `add_model` and `add_data`.
 
-An add-on is a file or a folder of `fedpriv/addons`.  The core works without add-ons, and imports their parts by
-the names in `COMMANDS` and `ADD_ON_PARTS` only.
+An add-on is a file or a folder of `fedpriv/addons`, without which the core works.  `COMMANDS` names the modules
+that add commands, and `ADD_ON_PARTS` the parts that the core imports on use.
 """
 
 import importlib

@@ -43,11 +43,11 @@ class Section(BaseModel):
 class FederationSection(Section):
     """Section [federation]: the numbers of silos, rounds and records.
 
-    * `rounds`: every round reads `batch` records of each silo, or the number of `batches` for the silo.
-    * `samples`: a pass has as many rounds as the samples suffice for, with `batch` records of each silo.
+    * `rounds` without `samples`: a round reads `batch` records of each silo, or the number of `batches` for it.
+    * `samples` without `rounds`: a pass has as many such rounds as the samples suffice for.
     * `rounds` and `samples`: the samples are divided among the rounds of a pass, for large batches.
-    * `rounds`, `samples` and `batch`: a pass has as many rounds as the samples suffice for, and passes follow each
-      other until all rounds are done.
+    * `rounds`, `samples` and `batch`: a pass is as with `samples` alone, and passes follow each other until all
+      rounds are done.
 
     Numbers of records hold in expectation if records are drawn, and an algorithm may read several batches in a
     round, or none.  Records that do not fill a round are left out.  Persons or clients are counted in place of
