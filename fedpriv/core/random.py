@@ -229,9 +229,9 @@ class KeyedNormal:
             node: Number of each vector in its stream.
         """
         out = np.empty((len(parties), size), self.dtype)
-        rows = max(1, MAX_VALUES_PER_DRAW // max(size, 1))
-        for start in range(0, len(parties), rows):
-            stop = start + rows
+        rows_per_draw = max(1, MAX_VALUES_PER_DRAW // max(size, 1))
+        for start in range(0, len(parties), rows_per_draw):
+            stop = start + rows_per_draw
             self._fill(out[start:stop], parties[start:stop], rounds[start:stop], node)
         return out
 
