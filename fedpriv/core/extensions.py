@@ -197,9 +197,6 @@ def import_module(name: str, key: str) -> None:
 def _import_file(path: Path) -> None:
     """Import a Python file, unless this content at this path is imported already.
 
-    Args:
-        path: Absolute path of the file.
-
     Raises:
         InputError: The file cannot be read or imported.
     """
@@ -226,12 +223,7 @@ def _import_file(path: Path) -> None:
 
 
 def _format_error_line(path: Path, error: Exception) -> str:
-    """Return ", line 12" for the file's innermost line in the traceback, or "" without one.
-
-    Args:
-        path: Absolute path of the file.
-        error: Error that its import raised.
-    """
+    """Return ", line 12" for the file's innermost line in the traceback, or "" without one."""
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
     return f", line {lines[-1]}" if lines else ""
 

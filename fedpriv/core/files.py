@@ -47,12 +47,7 @@ def write_text(path: Path, text: str, mode: int = _READABLE_MODE) -> None:
 def write_bytes(path: Path, content: bytes, mode: int = _READABLE_MODE, *, durable: bool = True) -> None:
     """Write bytes to a file, which keeps its old content until all of the new is written.
 
-    Args:
-        path: File to be replaced or created, whose folder is created if it is missing.
-        content: Content of the file.
-        mode: Mode of the written file, less the umask.
-        durable: Whether the content is on the disk before the file is replaced.  Without it a crash of the machine
-            may damage the file, but a kill of the process does not.
+    Without `durable` a crash of the machine may damage the file, but a kill of the process does not.
     """
     _replace_file(path, lambda file: file.write(content), mode, durable=durable)
 

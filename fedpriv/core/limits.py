@@ -60,9 +60,6 @@ def memory_limits() -> dict[str, int]:
 def check_memory_limits(policy: Path) -> None:
     """Check that a guard with few records can start under the limits of this process.
 
-    Args:
-        policy: Path of the guard's policy, for the message.
-
     Raises:
         InputError: A limit is too small.
     """

@@ -220,14 +220,7 @@ class KeyedNormal:
     def vectors(
         self, size: int, parties: Sequence[int], rounds: Sequence[int], node: int = 0
     ) -> NDArray[np.floating]:
-        """Return `vector(size, parties[i], rounds[i], node)` for every i, stacked: (len(parties), size).
-
-        Args:
-            size: Number of values of a vector.
-            parties: Party of each vector.
-            rounds: Round of each vector, as many as parties.
-            node: Number of each vector in its stream.
-        """
+        """Return `vector(size, parties[i], rounds[i], node)` for every i, stacked: (len(parties), size)."""
         out = np.empty((len(parties), size), self.dtype)
         rows_per_draw = max(1, MAX_VALUES_PER_DRAW // max(size, 1))
         for start in range(0, len(parties), rows_per_draw):
@@ -242,14 +235,7 @@ class KeyedNormal:
     def row_vectors(
         self, size: int, parties: NDArray[np.int64], t: int, rows: NDArray[np.int64]
     ) -> NDArray[np.floating]:
-        """Return `vector(size, parties[b], t, node=rows[b])` for every b, stacked: (len(rows), size).
-
-        Args:
-            size: Number of values of a vector.
-            parties: Party of each vector, (len(rows),).
-            t: Round of all vectors.
-            rows: Node of each vector, such as the row index of a record.
-        """
+        """Return `vector(size, parties[b], t, node=rows[b])` for every b, stacked: (len(rows), size)."""
         out = np.empty((len(rows), size), self.dtype)
         rows_per_draw = max(1, MAX_VALUES_PER_DRAW // max(size, 1))
         for start in range(0, len(rows), rows_per_draw):
@@ -310,11 +296,7 @@ class KeyedNormal:
     ) -> None:
         """Fill each row of `out`, (n, size), with the vector of its party, its round and its node.
 
-        Args:
-            out: Array that is written.
-            parties: Party of each row.
-            rounds: Round of each row.
-            node: Node of all rows, or one for each, (n,).
+        `node` is the node of all rows, or has one for each, (n,).
         """
         if not out.size:
             return

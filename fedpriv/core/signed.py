@@ -240,10 +240,6 @@ def load_or_create_key(path: Path) -> Ed25519PrivateKey:
 def parse_public_key(line: bytes, source: str) -> Ed25519PublicKey:
     """Parse an Ed25519 public key, a line as OpenSSH writes it.
 
-    Args:
-        line: The line, "ssh-ed25519 AAAA…".
-        source: Path and line number, for the error message.
-
     Raises:
         InputError: The line is no Ed25519 public key.
     """

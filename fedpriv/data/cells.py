@@ -345,12 +345,7 @@ class RawTable:
         return codes, RawTable(self.source, {name: CellColumn(value_cells)}, self.row_unit, self.locate_rows)
 
     def describe_cell(self, row: int, column: str) -> str:
-        """Describe the location and the sanitized text of a cell, cut if it is long, for an error message.
-
-        Args:
-            row: Row index of the record.
-            column: Name of the column.
-        """
+        """Describe the location and the sanitized text of a cell, cut if it is long, for an error message."""
         return (
             f"{self.source}, {self.row_unit} {self.locate_rows([row])[0]}, column {column!r}: "
             f"{sanitize_line(repr(self.columns[column][row]), _MAX_TEXT_LENGTH)}"
@@ -401,13 +396,7 @@ def read_table(path: Path, cell_format: CellFormat = CellFormat()) -> RawTable: 
 
 
 def write_rows(table: RawTable, rows: Sequence[int], path: Path) -> None:
-    """Write the readable columns of records of a table as a CSV file.
-
-    Args:
-        table: Table of the records.
-        rows: Row indices in the order of the file.
-        path: File to write.
-    """
+    """Write the readable columns of records of a table as a CSV file, in the order of `rows`."""
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
     writer.writerow(table.columns)

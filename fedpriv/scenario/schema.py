@@ -80,13 +80,6 @@ def check_units(unit: Unit, data: DataSection, federation: FederationSection, se
     - Persons need a column that names them.
     - Persons in several silos need as many silos or more, and a public order of the records.
 
-    Args:
-        unit: Unit of protection.
-        data: Section [data].
-        federation: Section [federation].
-        secret: Whether the participation is secret.
-        trust: Trust setting.
-
     Raises:
         ValueError: The unit cannot be protected.
     """
@@ -138,12 +131,6 @@ def check_shares(privacy: PrivacySection, data: DataSection, federation: Federat
     Shares of a pool of clients, or with a first step, are refused, too.
 
     Guarantee: only a silo that adds all of its noise itself has a budget of its own.
-
-    Args:
-        privacy: Section [privacy], which may have no shares.
-        data: Section [data].
-        federation: Section [federation].
-        trust: Trust setting.
 
     Raises:
         ValueError: The shares cannot be used.

@@ -303,9 +303,6 @@ class PrivacySection(Section):
 
         Other values are returned unchanged, and validated later.
 
-        Args:
-            values: Section as it was parsed, before validation.
-
         Raises:
             ValueError: The section has such a list and `shares`.
         """
@@ -538,11 +535,6 @@ class EvaluationSection(Section):
         """Check that silos can evaluate in this way, and in private.
 
         Guarantee: a run with noise evaluates with noise wherever the server is not trusted.
-
-        Args:
-            silos: Number of silos.
-            trust: Trust setting.
-            privacy: Section [privacy].
 
         Raises:
             ValueError: The section does not fit the run, or noise is missing where it is needed.
