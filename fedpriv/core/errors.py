@@ -1,7 +1,6 @@
 """Errors with messages for users, such as `InputError` (unusable input) and `RunError` (failed run).
 
-A message says what was wrong and, as far as it is known, where, and what would be right.  The command line prints
-the message and exits with `exit_code`.
+A message says what was wrong and, as far as it is known, where, and what would be right.
 """
 
 import difflib
@@ -13,10 +12,11 @@ class FedprivError(Exception):
     """Base of fedpriv's errors with a message for users."""
 
     exit_code = 1
+    """Exit code of a command that fails by this error."""
 
 
 class InputError(FedprivError):
-    """Input that cannot be used: a scenario key, a file, a cache, an option.  Exit code 2."""
+    """Input that cannot be used: a scenario key, a file, a cache, an option."""
 
     exit_code = 2
 
@@ -24,7 +24,7 @@ class InputError(FedprivError):
 class CodeError(InputError):
     """Failure of code or weights that are not fedpriv's, such as an extension.
 
-    The operator sees the whole message.  Everybody may see `public_message`, which has no words of that code.
+    The whole message is for the operator.  Everybody may see `public_message`, which has no words of that code.
     """
 
     def __init__(self, public: str, detail: str = "") -> None:  # pickle passes the whole message alone
@@ -33,7 +33,7 @@ class CodeError(InputError):
 
 
 class RunError(FedprivError):
-    """Failure of a run or of another operation, such as a refusal by a silo.  Exit code 1."""
+    """Failure of a run or of another operation, such as a refusal by a silo."""
 
 
 def refuse(refusals: Mapping[str, object], error: type[Exception] = InputError) -> None:
@@ -60,13 +60,13 @@ def refuse(refusals: Mapping[str, object], error: type[Exception] = InputError) 
 def sanitize_line(text: str, longest: int = 500) -> str:
     r"""Make another party's text one line that a terminal only displays.
 
-    Characters of Unicode's categories C and Z other than " " become escapes (\x1b).  These include control
-    characters, line ends, spaces and marks that change the direction of writing.  A text of more than `longest`
-    characters is cut, and " …" marks the cut.
+    Characters of Unicode's categories C and Z other than " ", such as control characters, line ends and marks that
+    change the direction of writing, become escapes (\x1b).  A text of more than `longest` characters is cut, and
+    " …" marks the cut.
 
     Args:
         text: Text of another party.
-        longest: Most characters of `text` that are read, each of which may become an escape of several characters.
+        longest: Most characters of `text` that are kept, before they become escapes.
 
     Example:
         >>> sanitize_line("two\nlines")
@@ -79,10 +79,7 @@ def sanitize_line(text: str, longest: int = 500) -> str:
 
 
 def sanitize_lines(text: str) -> str:
-    """Escape the characters of a text that a terminal does not only display, and keep its line feeds.
-
-    The characters are those of `sanitize_line`.  No line is cut.
-    """
+    """Sanitize each line of a text as `sanitize_line` does, without a cut, and keep the line feeds."""
     return "\n".join(sanitize_line(line, len(line)) for line in text.split("\n"))
 
 

@@ -1,12 +1,11 @@
 """Extensions, which are users' own algorithms, models and data, and add-ons, fedpriv's optional parts.
 
 An extension is a Python file that is named by `--import` or in `FEDPRIV_IMPORT`, or a module that a package names
-as an entry point of the group `fedpriv.extensions`.  A guard imports the modules that its policy lists instead.
-When an extension is imported, it calls functions such as `fedpriv.add_algorithm`, `add_model` and `add_data`.
+as an entry point of the group `fedpriv.extensions`.  When it is imported, it calls functions such as
+`fedpriv.add_algorithm`, `add_model` and `add_data`.
 
-An add-on is a file or a folder of `fedpriv/addons`, which the core imports by name only: the modules in
-`COMMANDS`, which add commands, when the command line starts, and its parts in `ADD_ON_PARTS` on use.  The core
-works without add-ons.
+An add-on is a file or a folder of `fedpriv/addons`, without which the core works.  `COMMANDS` names the modules
+that add commands, and `ADD_ON_PARTS` the parts that the core imports on use.
 """
 
 import importlib
@@ -61,7 +60,7 @@ COMMANDS: Mapping[str, tuple[str, ...]] = {
 }
 """Module of an add-on -> the commands that its `register` adds.
 
-Every command imports these modules, so they import nothing heavy before one of their commands is called.
+The modules are imported when the command line starts, and so import nothing heavy themselves.
 """
 
 
@@ -76,7 +75,11 @@ def load_add_on_part(kind: str, name: str) -> Any:
 
 
 def load_add_on_parts(kind: str) -> dict[str, Any]:
-    """Import all parts of a kind whose add-ons are installed, by name."""
+    """Import all parts of a kind whose add-ons are installed, by name.
+
+    Raises:
+        ModuleNotFoundError: Another module, which an add-on imports, is not installed.
+    """
     parts = {}
     for name in ADD_ON_PARTS[kind]:
         with suppress(InputError):
@@ -180,7 +183,7 @@ def load_extensions() -> None:
 
 
 def import_module(name: str, key: str) -> None:
-    """Import an installed module, such as one that a guard's policy lists under `key`.
+    """Import an installed module that a configuration names under `key`.
 
     Raises:
         InputError: The import fails.
@@ -193,9 +196,6 @@ def import_module(name: str, key: str) -> None:
 
 def _import_file(path: Path) -> None:
     """Import a Python file, unless this content at this path is imported already.
-
-    Args:
-        path: Absolute path of the file.
 
     Raises:
         InputError: The file cannot be read or imported.
@@ -223,12 +223,7 @@ def _import_file(path: Path) -> None:
 
 
 def _format_error_line(path: Path, error: Exception) -> str:
-    """Return ", line 12" for the file's innermost line in the traceback, or "" without one.
-
-    Args:
-        path: Absolute path of the file.
-        error: Error that its import raised.
-    """
+    """Return ", line 12" for the file's innermost line in the traceback, or "" without one."""
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
     return f", line {lines[-1]}" if lines else ""
 

@@ -1,8 +1,7 @@
 """Format figures of privacy on the safe side: leakage is rounded up, added noise is rounded down.
 
-A float counts as the decimal number that it prints as (`repr`), which reads back as the same float, so that
-μ = 0.1 is not called 0.1001.  The guarantees of the functions `format_…` are about this decimal number.  The
-module also has the best guess of an attacker, and sentences on figures that protect little.
+A float counts as the decimal number that it prints as (`repr`), so that μ = 0.1 is not called 0.1001.  The
+guarantees of the functions `format_…` are about this decimal number.
 """
 
 import math
@@ -74,7 +73,7 @@ def format_count_range(counts: Iterable[int]) -> str:
 
 
 def format_with_spread(mean: float, spread: float | None, digits: int, *, signed: bool = False) -> str:
-    """Format a measured figure with `digits` decimals, and its spread if that is known: "70.0 ± 1.0"."""
+    """Format a figure, with its sign if `signed`, and its spread unless that is None: "70.0 ± 1.0"."""
     text = f"{mean:+z.{digits}f}" if signed else f"{mean:.{digits}f}"
     return text if spread is None else f"{text} ± {spread:.{digits}f}"
 
@@ -89,7 +88,7 @@ def best_guess(mu: float) -> float:
 
 
 def format_upper_percent(share: float) -> str:
-    """Format a probability in percent with one decimal, rounded up, and never up to certainty.
+    """Format a probability in percent with one decimal, rounded up.
 
     Guarantee: "50.0 %" stands for one half or less, "over 99.9 %" for every probability above .999.
     """
@@ -98,7 +97,7 @@ def format_upper_percent(share: float) -> str:
 
 
 def format_upper_epsilon(epsilon: float, digits: int = 4) -> str:
-    """Format an ε, or a text for ε = 0 that names δ, since "0" alone would read as perfect privacy."""
+    """Format an ε, with a text for ε = 0 that names δ, since "0" alone would read as perfect privacy."""
     return "0 (all in δ)" if epsilon == 0.0 else format_upper(epsilon, digits)
 
 
@@ -123,8 +122,7 @@ def privacy_caveats(
     """Return one sentence for each fact that weakens the pair (`epsilon`, `delta`), or none.
 
     Such facts are a δ of 1/n or more, which the publication of one of n records satisfies, an ε above
-    `MAX_USEFUL_EPSILON`, and a slack that adds more than a thousandth of δ to δ.  The slack is the total variation
-    `EXACT_RELEASE_SLACK` up to which the guarantee of an exact release, one of integers, holds.
+    `MAX_USEFUL_EPSILON`, and a slack (`EXACT_RELEASE_SLACK`) that adds more than a thousandth of δ to δ.
 
     Args:
         epsilon: ε of the pair.
@@ -132,7 +130,7 @@ def privacy_caveats(
         units: Public upper bound n on the records, persons or clients of the smallest silo, or None.  With None a
             δ of .001 or more counts as too large.
         unit: Noun for a record, person or client.
-        slack: Whether the pair is that of an exact release.
+        slack: Whether the pair is that of an exact release, one of integers.
     """
     caveats = []
     if units is not None and delta * units >= 1.0:

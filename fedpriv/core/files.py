@@ -2,7 +2,7 @@
 
 A whole file is written to a draft, a new file beside it, which then takes its place by a rename.  So a write that
 fails, as on a full disk, leaves the file unchanged.  A journal is a file of JSON lines, whose last line may be
-incomplete after a kill of the process.  Scenarios are those that fedpriv ships, and users' files.
+incomplete after a kill of the process.
 """
 
 import errno
@@ -60,7 +60,7 @@ def create_secret_file(path: Path, size: int) -> None:
     Guarantee: if several processes create the file at once, all of them read the same content, and no file is
     replaced or cut short.
     """
-    # A power cut or a kill may leave this draft, which is as private as the file.
+    # A kill may leave this draft, which is as private as the file.
     draft = path.with_name(f"{path.stem}.{secrets.token_hex(8)}{path.suffix}")
     try:
         write_bytes(draft, secrets.token_bytes(size), PRIVATE_MODE)
@@ -128,7 +128,7 @@ def _replace_file(path: Path, write: Callable[[IO[bytes]], Any], mode: int, *, d
     Args:
         path: File to be replaced or created, whose folder is created if it is missing.
         write: Function that writes the content to a binary file.
-        mode: Mode of the new file, less the umask.
+        mode: Mode of the written file, less the umask.
         durable: Whether the content has to be on the disk before the rename.
 
     Raises:
@@ -156,8 +156,7 @@ def _replace_file(path: Path, write: Callable[[IO[bytes]], Any], mode: int, *, d
 def acquire_lock(file: int, seconds: float = 10.0) -> None:
     """Lock an open file against other processes that lock it, too.
 
-    A process that was killed may take some seconds to end and to give up its lock, so the lock is attempted again
-    and again.
+    A killed process may take some seconds to give up its lock, so the lock is attempted again and again.
 
     Args:
         file: Descriptor of an open file.
@@ -166,7 +165,7 @@ def acquire_lock(file: int, seconds: float = 10.0) -> None:
     Raises:
         BlockingIOError: The lock is held elsewhere even after the wait.
     """
-    import fcntl  # missing on Windows, where nothing that locks is run
+    import fcntl  # missing on Windows
 
     for _ in range(int(100.0 * seconds)):
         try:
@@ -177,10 +176,7 @@ def acquire_lock(file: int, seconds: float = 10.0) -> None:
 
 
 def find_shipped_folder() -> Path:
-    """Return the folder of shipped scenarios.
-
-    It is in an installed package, or beside the package in a checkout and in Flower's bundle.
-    """
+    """Return the folder of shipped scenarios, in the package or, as in a checkout, beside it."""
     inside = Path(__file__).parents[1] / "scenario" / "shipped"
     return inside if inside.is_dir() else Path(__file__).resolve().parents[2] / "scenarios"
 
@@ -191,7 +187,7 @@ def list_shipped_scenarios() -> dict[str, Path]:
 
 
 def find_scenario_file(path: Path) -> Path:
-    """Return the file of a scenario that a person names by a path or by a shipped scenario's name.
+    """Return the file of a scenario that is named by a path or by a shipped scenario's name.
 
     A file at the path goes first.  Otherwise NAME, NAME.toml, scenarios/NAME and scenarios/NAME.toml stand for the
     shipped scenario NAME.

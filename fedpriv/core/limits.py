@@ -1,6 +1,6 @@
 """Memory limits of this process: address space, data, and control groups.
 
-A guard is the process that has a silo's records.  It checks these limits before it starts.
+A guard is the process that has a silo's records.
 """
 
 import re
@@ -44,8 +44,8 @@ def format_mebibytes(size: int) -> str:
 def memory_limits() -> dict[str, int]:
     """Return the memory limits of this process in bytes, by name.
 
-    "address space" and "data" are soft limits of the process, and "memory" is the smallest of its control groups.
-    Limits that are not set or cannot be read are left out, and those of groups from 2^60 on.
+    "address space" and "data" are soft limits of the process, and "memory" is `control_group_limit`.  Limits that
+    are not set or cannot be read are left out.
     """
     limits = dict[str, int | None]()
     if find_spec("resource") is not None:  # it is missing on Windows
@@ -59,8 +59,6 @@ def memory_limits() -> dict[str, int]:
 
 def check_memory_limits(policy: Path) -> None:
     """Check that a guard with few records can start under the limits of this process.
-
-    The check precedes the load of libraries, whose own messages do not name the limit.
 
     Raises:
         InputError: A limit is too small.
@@ -79,11 +77,14 @@ def check_memory_limits(policy: Path) -> None:
 def report_low_memory(policy: Path) -> Iterator[None]:
     """Check the limits of memory, and report a lack of memory in the block as an InputError.
 
+    The limits are checked first, because libraries that lack memory do not name the limit.
+
     Args:
         policy: Path of the guard's policy, for the message.
 
     Raises:
         InputError: A limit is too small for a guard, or the block raises an error that means a lack of memory.
+            Other errors of the block are raised unchanged.
     """
     check_memory_limits(policy)
     try:
@@ -100,7 +101,7 @@ def report_low_memory(policy: Path) -> Iterator[None]:
 def control_group_limit(groups: Path = _CGROUP_FOLDER, membership_file: Path = _OWN_CGROUPS) -> int | None:
     """Return the smallest memory limit of this process's control groups, in bytes, or None without one.
 
-    Control groups are folders of Linux, and a process is under the limits of its group and of all groups above it.
+    A control group is a folder of Linux, and a process is under the limits of its group and of those above it.
     The root is read as well, because a container may see its own group there.
 
     Args:
@@ -131,7 +132,7 @@ def control_group_limit(groups: Path = _CGROUP_FOLDER, membership_file: Path = _
 
 
 def memory_usage() -> dict[str, int]:
-    """Return the bytes that this process uses of each limit, or {} if the system does not report them."""
+    """Return the bytes that this process uses of each limit, by its name, or {} if there is no /proc."""
     status = Path("/proc/self/status")
     if not status.exists():
         return {}

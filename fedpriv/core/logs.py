@@ -1,7 +1,7 @@
 """Log lines of a service: time (UTC), level, event, silo, run and round, as text or as JSON objects.
 
 The environment variable FEDPRIV_LOG selects `text`, which is the default, or `json`.  Event, silo, run and round
-are in a line if they are known, and the message comes last.
+are in a line if they are known.
 
 Guarantee: text of another party in a field or a message begins no log record and ends no field.  In text format
 only the first line of a record begins with a time, and the value of a field with other characters than letters,
@@ -39,8 +39,8 @@ class _LineFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         """Format a record with its UTC time, its level and those of event, silo, run and round that it has.
 
-        The message may have several lines, such as a traceback.  In text format each of them is cut to 2,000
-        characters and sanitized, and those behind the first are indented.
+        In text format each line of the message, such as of a traceback, is cut to 2,000 characters and sanitized,
+        and lines behind the first are indented.
         """
         time_text = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(record.created))
         fields = {key: getattr(record, key) for key in _LOG_FIELDS if hasattr(record, key)}
@@ -73,7 +73,7 @@ def configure_service_logging(**always: int) -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_LineFormatter(as_json=format_name == "json"))
 
-    # A filter may add fields to a record before the handler formats it.
+    # A filter runs before the handler formats a record, and may add fields to it.
     def add(log_record: logging.LogRecord) -> bool:
         for key, value in always.items():
             if not hasattr(log_record, key):

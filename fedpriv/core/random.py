@@ -1,6 +1,6 @@
-"""Random numbers of fedpriv: keyed noise, sampling randomness, secrets, and public choices.
+"""Random numbers: keyed noise, sampling randomness, secrets, and public choices.
 
-Keyed numbers are pure functions of a key, a party, a round and more.  The party is a silo's number or `SERVER`.
+Keyed numbers are pure functions of a key, a party (a silo's number or `SERVER`), a round and more.
 AES-256 in counter mode (NIST SP 800-38A) gives the bits, and the Box-Muller transform (Box & Muller 1958) makes
 normal numbers of them.
 
@@ -40,8 +40,7 @@ class Workspace:
             count: Number of streams.
             pairs: Number of pairs of normals of each stream.
             skipped: Number of values in the first block of the angles that come before the angles.  Angles begin h
-                numbers behind their radii, and h need not be a multiple of a block, so that they can begin inside
-                one.  Radii begin at a whole block.
+                numbers behind their radii, so that they can begin inside a block.  Radii begin at a whole block.
             dtype: float32 or float64, the type of the normals.
         """
         per_block = BLOCK_BYTES // dtype.itemsize
@@ -53,7 +52,7 @@ class Workspace:
             count, -1
         )
         angle_start = self._radius_blocks * per_block + skipped
-        self._radius_bits, self._angle_words = (
+        self._radius_bits, self._angle_bits = (
             integers[:, :pairs],
             integers[:, angle_start : angle_start + pairs],
         )
@@ -61,7 +60,7 @@ class Workspace:
         self._counter_start: tuple[int, int] | None = None
 
     def set_counters(self, radius: int, angle: int) -> None:
-        """Set the lower halves of every stream's counters to blocks from `radius` on and from `angle` on."""
+        """Set the lower halves of the counters, with `radius` and `angle` for the first blocks of both."""
         if self._counter_start != (radius, angle):
             radii, angles = self.counters[:, : self._radius_blocks, 1], self.counters[:, self._radius_blocks :, 1]
             radii[:] = np.arange(radius, radius + radii.shape[1], dtype=np.uint64)
@@ -94,7 +93,7 @@ class Workspace:
         np.log(radius, out=radius)
         radius *= -2.0
         np.sqrt(radius, out=radius)
-        np.copyto(angle, self._angle_words, casting="unsafe")
+        np.copyto(angle, self._angle_bits, casting="unsafe")
         angle *= 2.0 * math.pi * 2.0**-width
         for function, normals in ((np.cos, cosines), (np.sin, sines)):
             pair_count = min(radius.shape[1], normals.shape[1])
@@ -124,7 +123,7 @@ def derive_key(secret: bytes, *purpose: str) -> bytes:
 
 
 def seed_key(seed: int, *purpose: str) -> bytes:
-    """Derive a simulation's key from its seed, a non-negative integer.  The key is public and reproducible.
+    """Derive a public and reproducible key from a seed, a non-negative integer.
 
     Raises:
         ValueError: The seed is negative.
@@ -135,7 +134,7 @@ def seed_key(seed: int, *purpose: str) -> bytes:
 
 
 def system_key() -> bytes:
-    """Draw a new 256-bit secret from the operating system, for the noise of a run that protects records."""
+    """Draw a new 256-bit secret from the operating system."""
     return secrets.token_bytes(32)
 
 
@@ -180,7 +179,7 @@ class KeyedNormal:
         return SamplingRandomness(self._sampling_key)
 
     def derive_secret(self, party: int) -> bytes:
-        """Derive a party's 256-bit secret, known only to holders of this key and unrelated to any noise."""
+        """Derive a party's 256-bit secret, under a separate derived key."""
         return derive_key(self._secrets_key, str(party))
 
     def vector(self, size: int, party: int, t: int, node: int = 0) -> NDArray[np.floating]:
@@ -191,8 +190,6 @@ class KeyedNormal:
         self, size: int, first: int, last: int, party: int, t: int, node: int = 0
     ) -> NDArray[np.floating]:
         """Return values `first` … `last`-1 of `vector(size, party, t, node)`, (last - first,).
-
-        The values are drawn in pieces, each of pairs of which the cosines or the sines are used.
 
         Args:
             size: Number of values of the whole vector.
@@ -207,7 +204,8 @@ class KeyedNormal:
         """
         out, (half, _) = np.empty(last - first, self.dtype), self._chunks(1, size)
         per_block, streams = BLOCK_BYTES // self.dtype.itemsize, _stream_counters([party], [t])
-        for half_index, half_start in enumerate((0, half)):  # cosines come first, then the sines of the same pairs
+        # The first half of a vector has the cosines of its pairs, and the second half their sines.
+        for half_index, half_start in enumerate((0, half)):
             start, stop = max(first - half_start, 0), min(last - half_start, half)
             while start < stop:
                 aligned = start // per_block * per_block
@@ -222,18 +220,11 @@ class KeyedNormal:
     def vectors(
         self, size: int, parties: Sequence[int], rounds: Sequence[int], node: int = 0
     ) -> NDArray[np.floating]:
-        """Return `vector(size, parties[i], rounds[i], node)` for every i, stacked: (len(parties), size).
-
-        Args:
-            size: Number of values of a vector.
-            parties: Party of each vector.
-            rounds: Round of each vector, as many as parties.
-            node: Number of each vector in its stream.
-        """
+        """Return `vector(size, parties[i], rounds[i], node)` for every i, stacked: (len(parties), size)."""
         out = np.empty((len(parties), size), self.dtype)
-        rows = max(1, MAX_VALUES_PER_DRAW // max(size, 1))
-        for start in range(0, len(parties), rows):
-            stop = start + rows
+        rows_per_draw = max(1, MAX_VALUES_PER_DRAW // max(size, 1))
+        for start in range(0, len(parties), rows_per_draw):
+            stop = start + rows_per_draw
             self._fill(out[start:stop], parties[start:stop], rounds[start:stop], node)
         return out
 
@@ -244,14 +235,7 @@ class KeyedNormal:
     def row_vectors(
         self, size: int, parties: NDArray[np.int64], t: int, rows: NDArray[np.int64]
     ) -> NDArray[np.floating]:
-        """Return `vector(size, parties[b], t, node=rows[b])` for every b, stacked: (len(rows), size).
-
-        Args:
-            size: Number of values of a vector.
-            parties: Party of each vector, (len(rows),).
-            t: Round of all vectors.
-            rows: Node of each vector, such as the row index of a record.
-        """
+        """Return `vector(size, parties[b], t, node=rows[b])` for every b, stacked: (len(rows), size)."""
         out = np.empty((len(rows), size), self.dtype)
         rows_per_draw = max(1, MAX_VALUES_PER_DRAW // max(size, 1))
         for start in range(0, len(rows), rows_per_draw):
@@ -286,21 +270,20 @@ class KeyedNormal:
         if len(pieces) > 1:
             for start, pairs in pieces:
                 halves = total[start:half], total[half + start :]
-                normals = np.empty((2, 1, pairs), self.dtype)
+                normals = np.empty((2, 1, pairs), self.dtype)  # cosines and sines
                 for party, weight in zip(parties, weights, strict=True):
                     self._draw_pairs(normals[0], normals[1], _stream_counters([party], [t]), node, (start, half))
                     for half_values, vectors in zip(halves, normals, strict=True):
                         half_values = half_values[:pairs]
                         _add_scaled(half_values, weight, vectors[0, : len(half_values)])
             return total
-        rows = max(1, MAX_VALUES_PER_DRAW // max(size, 1))
-        # Allocated once, and used again for every chunk.
-        buffer = np.empty((min(rows, len(parties)), size), self.dtype)
-        for start in range(0, len(parties), rows):
-            chunk = parties[start : start + rows]
+        rows_per_draw = max(1, MAX_VALUES_PER_DRAW // max(size, 1))
+        buffer = np.empty((min(rows_per_draw, len(parties)), size), self.dtype)
+        for start in range(0, len(parties), rows_per_draw):
+            chunk = parties[start : start + rows_per_draw]
             vectors = buffer[: len(chunk)]
             self._fill(vectors, chunk, [t] * len(chunk), node)
-            for weight, vector in zip(weights[start : start + rows], vectors, strict=True):
+            for weight, vector in zip(weights[start : start + rows_per_draw], vectors, strict=True):
                 _add_scaled(total, weight, vector)
         return total
 
@@ -313,13 +296,9 @@ class KeyedNormal:
     ) -> None:
         """Fill each row of `out`, (n, size), with the vector of its party, its round and its node.
 
-        Args:
-            out: Array that is written.
-            parties: Party of each row.
-            rounds: Round of each row.
-            node: Node of all rows, or one for each, (n,).
+        `node` is the node of all rows, or has one for each, (n,).
         """
-        if not out.size:  # a round that draws no client
+        if not out.size:
             return
         half, pieces = self._chunks(*out.shape)
         for start, pairs in pieces:
@@ -330,8 +309,8 @@ class KeyedNormal:
         """Divide the pairs of normals of a vector into pieces that are drawn one after another.
 
         If all vectors have no more than `MAX_VALUES_PER_DRAW` values together, there is one piece, or none for
-        vectors of size 0.  Other pieces have whole blocks, and about this number of values in all vectors, if it
-        is enough for two blocks of each.  The last one may be shorter.
+        vectors of size 0.  Otherwise a piece has at most this number of values in all vectors, or a block of radii
+        and a block of angles of each vector if this is more.  All pieces but the last have whole blocks.
 
         Args:
             count: Number of vectors that are drawn together, 1 or more.
@@ -363,7 +342,8 @@ class KeyedNormal:
             sines: Second normal of each pair, (streams, at most pairs), written.
             streams: Upper half of each stream's counters, for its party and its round, (streams,).
             node: Node of all streams, or one for each, (streams,).
-            position: Index of the first pair that is drawn, and number of pairs in a whole vector.
+            position: Index of the first pair that is drawn, a multiple of the numbers in a block, and number of
+                pairs in a whole vector.
 
         Raises:
             ValueError: The node is out of range, or the vector is too long.
@@ -374,7 +354,7 @@ class KeyedNormal:
             raise ValueError(f"node {max_node} or vector length {2 * half} is outside what one stream can number")
         workspace = self._find_workspace(len(streams), cosines.shape[1], (half + start) % per_block)
         workspace.counters[:, :, 0] = streams[:, None]
-        # The lower half of a counter is 2^32 · node + block.  If each stream has its node, it is added below.
+        # The lower half of a counter is 2^32 · node + block, without the node until the shift if streams differ.
         base = max_node * _UINT32_RANGE if nodes is None else 0
         workspace.set_counters(base + start // per_block, base + (half + start) // per_block)
         if nodes is not None:
@@ -385,12 +365,8 @@ class KeyedNormal:
     def _find_workspace(self, count: int, pairs: int, skipped: int) -> Workspace:
         """Return a workspace of this shape, the cached one if there is one.
 
-        The four shapes that were used last are cached, because long and short pieces of vectors alternate.
-
-        Args:
-            count: Number of streams.
-            pairs: Number of pairs of normals of each stream.
-            skipped: Number of values in the first block of the angles that come before the angles (`Workspace`).
+        The four shapes that were used last are cached, because long and short pieces of vectors alternate.  The
+        arguments are those of `Workspace`.
         """
         shape = (count, pairs, skipped)
         workspace = self._workspaces.pop(shape, None) or Workspace(count, pairs, skipped, self.dtype)
@@ -401,9 +377,9 @@ class KeyedNormal:
 
 
 class SamplingRandomness:
-    """Independent random bits for sampling, each a pure function of (key, party, round, row).
+    """Random bits for sampling, each a pure function of (key, party, round, row).
 
-    `bernoulli` makes a draw from these bits, and `numbers` makes a number from other bits.
+    `bernoulli` compares them with a probability, and `numbers` reduces other bits to a range.
 
     Guarantee: for everyone who does not hold the key, and as far as AES-256 is a pseudorandom function, the draws
     of distinct (party, round, row) are independent, and each is True with at most the given probability, and less
@@ -461,14 +437,14 @@ def _add_scaled(total: NDArray[np.floating], weight: float, vector: NDArray[np.f
 
 def _block_cipher(key: bytes) -> "CipherContext":
     """Return AES that encrypts each counter value to one block."""
-    # Imported late: commands that draw nothing start faster without it.
+    # Imported late, because programs that draw nothing start faster without it.
     from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
     return Cipher(algorithms.AES(key), modes.ECB()).encryptor()
 
 
 def _stream_counters(parties: Sequence[int], rounds: Sequence[int]) -> NDArray[np.uint64]:
-    """Return the upper halves of the counters of (party, round) pairs, (n,)."""
+    """Return the upper halves of the counters of n pairs (parties[i], rounds[i]), (n,)."""
     upper: NDArray[np.uint64] = np.asarray(parties, np.uint64) * np.uint64(_UINT32_RANGE) + np.asarray(
         rounds, np.uint64
     )
@@ -483,7 +459,7 @@ def integer_noise_key(seed: int) -> bytes:
 class RowRandomIntegers:
     """Public numbers for rows of a silo, each a pure function of (key, silo, round, row) and `choices`.
 
-    Guarantee: the numbers of a row do not depend on which other rows are requested, and every
+    Guarantee: the numbers of a row do not depend on which other rows are requested, and for one `choices` every
     row takes equally many blocks of AES.
     """
 
@@ -516,10 +492,7 @@ class RowRandomIntegers:
 
 
 def _random_bits(encrypt: "CipherContext", count: int, party: int, t: int, attempt: int) -> NDArray[np.uint64]:
-    """Return 64 secret bits for each of the rows 0 … count-1 of (party, round t), (count,).
-
-    Each number `attempt` has other bits.
-    """
+    """Return 64 secret bits for each of the rows 0 … count-1 of (party, round t, attempt), (count,)."""
     counters = np.empty((-(-count * 8 // BLOCK_BYTES), 2), np.uint64)
     counters[:, 0] = _stream_counters([party], [t])
     counters[:, 1] = np.arange(attempt * _UINT32_RANGE, attempt * _UINT32_RANGE + len(counters), dtype=np.uint64)
@@ -527,8 +500,5 @@ def _random_bits(encrypt: "CipherContext", count: int, party: int, t: int, attem
 
 
 def simulation_noise(seed: int, dtype: DTypeLike) -> KeyedNormal:
-    """Return the noise source of a simulation: streams of all parties from the scenario's seed.
-
-    The streams are reproducible and public.
-    """
+    """Return a simulation's noise source of all parties, reproducible and public by the scenario's seed."""
     return KeyedNormal(seed_key(seed, "noise"), dtype)

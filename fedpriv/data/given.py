@@ -25,7 +25,7 @@ _NUMPY_FLOATS = (torch.float16, torch.float32, torch.float64)
 
 
 def to_array(values: Any, source: str = ARGUMENT_NAMES) -> NDArray[Any]:
-    """Copy an array, a tensor or anything that NumPy converts to an array.
+    """Copy an array, a tensor or anything else that NumPy converts, to an array.
 
     Tensors of a floating-point type that NumPy lacks, such as bfloat16, become float32.
 
@@ -52,7 +52,7 @@ def to_record_array(records: Any, source: str = ARGUMENT_NAMES) -> NDArray[Any]:
     Args:
         records: Array or tensor (n, ...), or a tuple with an array or tensor (n, ...) for each input of a record.
             Anything else, such as a list, is converted by NumPy.
-        source: Name of the records in messages on values that cannot be converted.
+        source: Name of the records in some messages.
 
     Returns:
         Array (n, ...), or for a tuple of arrays or tensors a structured array (n,) with a field for each input.
@@ -78,7 +78,7 @@ def to_record_arrays(
             or a Hugging Face data set.
         source: Name of the argument in messages.
         fields: Names or positions of an item's record and label, without effect on a pair of arrays.  With None an
-            item has these two only, or is one of a TensorDataset, whose last tensor holds the labels.
+            item has these two only, but of a TensorDataset the last tensor holds the labels.
 
     Returns:
         Records, (n, ...) or a structured array (n,) of several inputs, and labels, (n, ...).

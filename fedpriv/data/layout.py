@@ -9,8 +9,7 @@
 
 Several inputs of a record are the fields of one structured array, in the order in which a module takes them.  A
 single label of a record is in `Records.labels`.  Several labels, (n, …), stand behind the inputs in the row of
-features, and `Records.labels` says only whether the record counts.  Integers are exact among float32, since the
-absolute value of none exceeds 2^24 (`check_records`).
+features.  Integers are exact among float32, since the absolute value of none exceeds 2^24 (`check_records`).
 """
 
 import math
@@ -47,11 +46,7 @@ class FeatureLayout(tuple[int, ...]):
     """Shape (width,) of one record's features in a model, with the layouts of its inputs and labels."""
 
     inputs: tuple[InputLayout, ...]
-    """Layouts of the inputs.
-
-    A model of torch layers has the inputs one after another in its row, from index 0 on.  Other models may compute
-    other features from them.
-    """
+    """Layouts of the inputs, in a model of torch layers one after another from index 0 on."""
     label_shape: tuple[int, ...]
     """Shape of a record's labels behind the inputs, or () for one label, which is not in the row."""
     labels_are_classes: bool

@@ -114,11 +114,10 @@ def is_user_data(name: str) -> bool:
 def load_user_data(name: str) -> Dataset:
     """Load and check a data set that was added.
 
-    Errors of the function that loads it are raised unchanged.
-
     Raises:
         InputError: An array cannot be used, or both parts differ in shape or kind.
         ValueError: Lists in place of an array have unequal lengths.
+        Exception: The function that loads the data set fails.
     """
     load, classes, sites = _USER_DATA[name]
     return replace(make_dataset(name, *load(), classes), sites=sites)
@@ -133,8 +132,8 @@ def make_dataset(name: str, train: SplitArrays, test: SplitArrays, classes: int 
         name: Name of the data set, or `ARGUMENT_NAMES` for the arguments of a program.
         train: Training records and labels.
         test: Test records and labels.
-        classes: Number of classes, 0 for a regression, or None to infer it: one more than the largest label of
-            both parts, or than 0, if the labels of both are integers or booleans, else 0.
+        classes: Number of classes, 0 for a regression, or None to infer it: one more than the largest label if the
+            labels of both parts are integers or booleans, else 0.
 
     Raises:
         InputError: An array cannot be used, or both parts differ in shape or kind.
@@ -158,7 +157,7 @@ ARGUMENT_NAMES = "train, test"
 
 
 def display_name(name: str) -> str:
-    """Return a data set's name for an error message, or "train" for a name of records in memory."""
+    """Return a data set's name for an error message, "train" for one of records in memory."""
     return "train" if name.startswith(IN_MEMORY_PREFIX) else name
 
 
@@ -181,9 +180,7 @@ __all__ = ["Dataset", "HeldOutData", "fetch", "load", "load_held_out"]
 
 
 def find_schema(name: str, table: TableSchema | None) -> TableSchema | None:
-    """Return the public schema of a table, or None for a data set that is not a table.
-
-    Tables that fedpriv knows by name have their schema in its code, and other tables in the scenario.
+    """Return the public schema of a table, known by its name or given, or None if the data are no table.
 
     Args:
         name: Name of the data set, or path of its file.
@@ -244,9 +241,8 @@ def load(
 
             * mnist, fashion-mnist, cifar10, and emnist (its split "balanced", 47 classes, images transposed as
               published).
-            * Computed, without a file: synthetic, sentences (made up, of words), phase-retrieval (8 dimensions,
-              10 % outliers) and linear-regression (256 dimensions of decreasing curvature, a known minimizer of
-              norm 1, noise 0.1).
+            * Computed, without a file: synthetic, sentences, phase-retrieval (8 dimensions, 10 % outliers) and
+              linear-regression (256 dimensions of decreasing curvature, a minimizer of norm 1, noise 0.1).
             * The path of an .npz file (`own`), or of a table's file (`is_table_path`) that `table` describes, or
               the name of a DataFrame (`add_frame`) in place of this path.
             * Tables with a known schema: heart-hospitals, dialysis, dialysis-survival, dialysis-times, adult and
@@ -261,7 +257,7 @@ def load(
     Raises:
         InputError: The name is unknown, its data cannot be fetched or used, an extension cannot be imported, or
             `table` is missing or superfluous.
-        ValueError: An added data set has lists of unequal lengths in place of an array.
+        Exception: An added data set cannot be loaded (`load_user_data`).
     """
     if is_npz_path(name) and table is None:
         return load_npz(str(find_file(name)))
@@ -288,7 +284,7 @@ def load(
 
 
 def load_held_out(name: str, root: Path | None = None, table: TableSchema | None = None) -> HeldOutData:
-    """Load the test records of a data set, for a server, which needs no training record.
+    """Load the test records of a data set.
 
     Data that were added or are computed, an .npz file and a table's file are read whole, and their training
     records dropped.
@@ -302,7 +298,7 @@ def load_held_out(name: str, root: Path | None = None, table: TableSchema | None
     Raises:
         InputError: The name is unknown, its data cannot be fetched or used, an extension cannot be imported, or
             `table` is missing or superfluous.
-        ValueError: An added data set has lists of unequal lengths in place of an array.
+        Exception: An added data set cannot be loaded (`load_user_data`).
     """
     if is_npz_path(name) and table is None:
         return load_npz_held_out(str(find_file(name)))
@@ -318,10 +314,6 @@ def load_held_out(name: str, root: Path | None = None, table: TableSchema | None
 
 def _read_emnist(folder: Path, split: str) -> _Images:
     """Read images and labels of EMNIST out of the published archive.
-
-    Args:
-        folder: Folder of the archive.
-        split: "train" or "test".
 
     Returns:
         Images (n, 28, 28), transposed as published, and labels 0 … 46, (n,).

@@ -43,8 +43,8 @@ class Dataset:
     Images are bytes, such as (n, height, width) or (n, height, width, channels), and labels are 0 … classes - 1,
     (n,).  Numeric features are floats (n, ...), such as vectors (n, features), instead.  `fedpriv.data.layout`
     describes tokens, several inputs, and several labels of a record.  A regression has 0 classes and floats for
-    labels.  A row that has a place in a part and does not count there is zeros, and its label is no class (-1) or
-    not a number (`partition`).
+    labels.  A row that has a place in a part and does not count there has the label -1, or NaN among floats
+    (`partition.blank_labels`).
     """
 
     name: str
@@ -109,10 +109,7 @@ def load_npz(name: str) -> Dataset:
 
 
 def load_npz_held_out(name: str) -> HeldOutData:
-    """Load the test part of an .npz file, the only one that a server needs.
-
-    A training part may be missing.  If it is there, it is read with the file, and neither its shapes nor its
-    values are checked.
+    """Load the test part of an .npz file, whose training part may be missing and is not checked.
 
     Raises:
         InputError: The file cannot be read, or an array of the test part or `classes` cannot be used.
@@ -135,7 +132,7 @@ def check_records(images: NDArray[Any], labels: NDArray[Any], classes: int, sour
         InputError: There is no record, a shape or type cannot be used, a value is not finite, an integer is larger
             than 2^24 in size, or a label is none of the classes.
     """
-    # Types and shapes.  Booleans are masks, which only records of several inputs have.
+    # Types and shapes.  Booleans are masks among several inputs.
     inputs, has_inputs = split_inputs(images), images.dtype.names is not None
     for column in inputs.values():
         if column.dtype.kind not in ("fiub" if has_inputs else "fiu"):
@@ -165,7 +162,7 @@ def check_records(images: NDArray[Any], labels: NDArray[Any], classes: int, sour
             raise InputError(
                 f"{source}: whole numbers are at most 2^24 = {MAX_INTEGER:,} in size; give others as floats"
             )
-    # Classes, without the labels that a record with several ones ignores.
+    # Classes, without labels IGNORED_CLASS of a record with several ones.
     if classes:
         class_labels = labels[labels != IGNORED_CLASS] if labels.ndim > 1 else labels
         if not are_integers or (class_labels.size and (class_labels.min() < 0 or class_labels.max() >= classes)):
@@ -229,9 +226,7 @@ def _read_arrays(name: str) -> dict[str, NDArray[Any]]:
 
 
 def combine_named_inputs(arrays: Mapping[str, NDArray[Any]], name: str, source: str) -> dict[str, NDArray[Any]]:
-    """Return a copy of `arrays` that also has the arrays `name`.INPUT as one structured array `name`.
-
-    Without such arrays the copy has nothing more.
+    """Return a copy of `arrays` that also has any arrays `name`.INPUT as one structured array `name`.
 
     Args:
         arrays: Arrays of a file by name.

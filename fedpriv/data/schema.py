@@ -24,7 +24,7 @@ OTHER_WORD = "*"
 
 
 class TableSection(BaseModel):
-    """Section of a scenario or a policy, immutable and without unknown keys."""
+    """Section of a scenario or a policy, immutable, without unknown keys or numbers that are not finite."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
@@ -106,10 +106,9 @@ class Survival(TableSection):
         """Compute the labels m + (K + 1) δ of records, each from its own time and event.
 
         Bin i of the K bins goes from edge i to edge i + 1, which is not in it.  A record survived the first m
-        bins, and δ is 1 if its event was seen in the next bin, and otherwise 0.
-
-        Whether a record that was last seen in a bin without an event survived this bin, too, is set by `censored`.
-        An event before the first edge, or at the last edge or after it, is not counted.
+        bins, and δ is 1 if its event was seen in the next bin, and otherwise 0.  `censored` says whether a record
+        that was last seen in a bin, without the event, survived this bin.  An event outside all bins is not
+        counted.
 
         Args:
             times: Time of the event, or of the last sight of the record, (n,), in the unit of `edges`.
@@ -238,12 +237,9 @@ class TableSchema(TableSection):
     def counted_share(self, *, for_testing: bool) -> float:
         """Public share of the rows of the training or the test part that count, apart from missing values.
 
-        If cells decide which rows are for testing, every row has an index in both parts, and counts in one of them
-        at most.  If a hash of the person decides, the share is the expected one.  Published means are over all
-        indices of a part, and are divided by this share.
-
-        Args:
-            for_testing: Whether the part is the test part.
+        If cells decide which rows are for testing, every row has a place in both parts, and counts in one of them
+        at most.  A mean over all places of a part is divided by this share.  If a hash of the person decides, the
+        share is the expected one.
 
         Raises:
             InputError: The schema has a column `split`, and `test_share` is missing or 0.
@@ -298,14 +294,11 @@ class TableSchema(TableSection):
 
     @property
     def label_scale(self) -> float:
-        """Number of the target's own units that a difference of 1 in the scaled target stands for.
-
-        The number is half the length of `range`, or 1 for classes.
-        """
+        """Half the length of `range`, the target's own units for 1 in the scaled target, or 1 for classes."""
         return 1.0 if self.range is None else (self.range[1] - self.range[0]) / 2.0
 
     def to_target_units(self, labels: NDArray[Any]) -> NDArray[Any]:
-        """Convert labels of a real target, scaled to -1 … 1, to the target's own units, and leave classes."""
+        """Convert labels of a scaled real target to the target's own units, and return classes unchanged."""
         return labels if self.range is None else self.range[0] + (labels + 1.0) * self.label_scale
 
 

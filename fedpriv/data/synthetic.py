@@ -1,7 +1,4 @@
-"""Synthetic data without a network: blobs, sentences, phase retrieval and linear regressions.
-
-The optimum of a linear regression is known: the minimizer of the expected loss.
-"""
+"""Synthetic data: blobs, sentences, phase retrieval, and linear regressions of a known minimizer."""
 
 from dataclasses import dataclass
 
@@ -21,10 +18,6 @@ def make_blobs(
 
     A class is a coarse 7 x 7 pattern enlarged to 28 x 28.  A record is its class's pattern plus Gaussian noise on
     every pixel, clipped to 0 … 255 and cut to an integer.
-
-    Args:
-        train: Number of training records.
-        test: Number of test records.
 
     Returns:
         Training images (train, 28, 28), training labels 0 … 9, (train,), test images and test labels.
@@ -131,9 +124,8 @@ def make_linear_regression(n: int, dimension: int, condition: float, noise: floa
 def power_law(dimension: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Return the curvature i^-2 and a minimizer of norm 1 proportional to i^-1/2, for i = 1 … dimension.
 
-    The problem is as hard as smooth convex problems are, up to constants and the logarithm of `dimension`.  While
-    the number of steps T is well below `dimension`, the excess risk of gradient descent is of order 1/T, and that
-    of accelerated descent of order 1/T².
+    While the number of steps T is well below `dimension`, the excess risk of gradient descent is of order 1/T, and
+    that of accelerated descent of order 1/T², as in the worst smooth convex problem up to a logarithm.
     """
     index = np.arange(1.0, dimension + 1.0)
     return index**-2.0, index**-0.5 / np.linalg.norm(index**-0.5)
@@ -142,11 +134,7 @@ def power_law(dimension: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]
 def make_power_law_regression(n: int, dimension: int, noise: float, seed: int) -> KnownProblem:
     """Draw a regression as `make_linear_regression` does, with curvature and minimizer of `power_law`.
 
-    Args:
-        n: Number of records.
-        dimension: Number of features.
-        noise: Standard deviation of a label's noise.
-        seed: Public seed.
+    The arguments are those of `make_linear_regression`.
 
     Raises:
         ValueError: `noise` is negative.
@@ -194,15 +182,11 @@ Tokens = NDArray[np.int64]
 
 
 def make_sentences(train: int, test: int) -> tuple[Tokens, Tokens, Tokens, Tokens]:
-    """Return training and test sentences of 16 tokens, with their labels, for models of sequences.
+    """Return training and test sentences of 16 tokens, with their labels.
 
     A sentence has two parts about two different topics, with the marker at a random position 2 … 7 between them,
     counted from 0.  Each word but the marker is one of its part's topic with probability `_TOPIC_SHARE`, and
     otherwise a common word.  The topic of the second part is the label, so that the order of the words matters.
-
-    Args:
-        train: Number of training sentences.
-        test: Number of test sentences.
 
     Returns:
         Training tokens 0 … 63, (train, 16), training labels 0 … 3, (train,), test tokens and test labels.

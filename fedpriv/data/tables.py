@@ -1,10 +1,9 @@
 """Load tables as data sets: a file of all records for a simulation, or the file of one silo.
 
 A silo is a party that holds records, and a site is the value in a table that names a record's silo.  A row of a
-table has a place in the training or the test part of the data, and counts there.  If a column or a row's person
-decides whether it is a test row, every row has a place in both parts and counts in one, so that no cell decides on
-places.  An incomplete row, with a missing value that the schema does not replace, counts in none.
-A program may pass a DataFrame of pandas, polars or Arrow in place of a file (`add_frame`).
+table has a place in the training part of the data, in the test part, or in both, and counts in at most one of
+them.  An incomplete row, with a missing value that the schema does not replace, counts in none.  A DataFrame of a
+program may take the place of a file (`add_frame`).
 """
 
 import hmac
@@ -34,7 +33,7 @@ from fedpriv.data.schema import TableSchema
 IN_MEMORY_PREFIX = "given-"
 """Prefix of the names that `in_memory_name` makes for records in a program's memory."""
 _KEY_BYTES = 32
-"""Length of the key under which records in memory get their names (`in_memory_name`)."""
+"""Length of the user's key (`in_memory_name`)."""
 _FRAMES: dict[str, RawTable] = {}
 
 
@@ -61,11 +60,7 @@ def in_memory_name(digest: bytes) -> str:
     length, belongs to another user, or gives other users any right, the key is drawn for this process, and another
     process gives the same records another name.
 
-    Guarantee: results and certificates hold the name, and without the key nobody can test a guess of a record
-    against the name.
-
-    Args:
-        digest: Digest of the records.
+    Guarantee: without the key nobody can test a guess of a record against the name, which results hold.
     """
     key = _read_or_create_key(default_data_root().parent)
     return f"{IN_MEMORY_PREFIX}{hmac.digest(key, digest, 'sha256').hex()[:16]}"
@@ -73,12 +68,7 @@ def in_memory_name(digest: bytes) -> str:
 
 @cache
 def _read_or_create_key(folder: Path) -> bytes:
-    """Return the user's secret key, under which records in memory get their names.
-
-    Results name such records by a keyed digest, so that nobody else can test a guess of the records against the
-    name.  The key is in the file records.key of the folder, and a missing file is created.  If the file cannot be
-    used, for example because others can read it, the key is drawn for this process only.
-    """
+    """Return the user's key (`in_memory_name`) from the file records.key of a folder, or make one."""
     path = folder / "records.key"
     with suppress(OSError):
         if not path.exists():
@@ -152,14 +142,9 @@ def load_table(
 
 
 def load_table_held_out(name: str, path: Path, schema: TableSchema) -> HeldOutData:
-    """Load the test records of a table, all that a server needs.
+    """Load the test records of a table that count, with or without a column for the site.
 
-    The file may lack the column for the site.  Rows that do not count are left out.
-
-    Args:
-        name: Name of the data set.
-        path: Path of the file, or of a registered DataFrame.
-        schema: Public schema of the table.
+    The arguments are those of `load_table`.
 
     Raises:
         InputError: The table cannot be read, does not keep to the schema, or has no test records.
@@ -180,14 +165,14 @@ def load_table_held_out(name: str, path: Path, schema: TableSchema) -> HeldOutDa
 
 
 def _lacks_site(table: RawTable, schema: TableSchema) -> bool:
-    """Whether a table lacks the column that the schema names for the site.  An unreadable one counts as there."""
+    """Whether a table lacks the column that the schema names for the site, even an unreadable one."""
     return schema.site is not None and schema.site not in {*table.columns, *table.unreadable}
 
 
 def load_silo_table(path: Path, schema: TableSchema, silo: int) -> EncodedTable:
-    """Load a silo's own table, in the order of its file, with or without a column for the site.
+    """Load a silo's own table, in the order of its file.
 
-    Without a column for the site, all records are the silo's.
+    Without a column for the site, all records are the silo's, and the site among their raw cells is `silo`.
 
     Args:
         path: File of the silo's table.
@@ -201,7 +186,7 @@ def load_silo_table(path: Path, schema: TableSchema, silo: int) -> EncodedTable:
     table = read_table(path, schema.cell_format)
     if _lacks_site(table, schema):
         encoded = encode_table(table, schema, single_site=True)
-        encoded.raw_cells[:, -1] = silo  # the last raw cell is the site
+        encoded.raw_cells[:, -1] = silo
         return encoded
     encoded = encode_table(table, schema)
     if encoded.sites is not None:
@@ -225,14 +210,14 @@ def file_version(path: Path) -> tuple[int, int]:
 
 @lru_cache(maxsize=4)
 def _read_cached(path: Path, cell_format: CellFormat, _version: tuple[int, int]) -> RawTable:
-    """Read a table, and read it again when the file's size or its time of modification is another."""
+    """Read a table, and cache it for this version of the file."""
     return read_table(path, cell_format)
 
 
 def read_raw_table(path: Path, cell_format: CellFormat = CellFormat()) -> RawTable:  # noqa: B008
     """Return the cells of a file or of a registered DataFrame.
 
-    The last four results are cached.  A file is read again if its size or its time of modification has changed.
+    The last four files are cached.  A file is read again if its size or its time of modification has changed.
 
     Args:
         path: Path of the file, or of a registered DataFrame.
@@ -246,12 +231,12 @@ def read_raw_table(path: Path, cell_format: CellFormat = CellFormat()) -> RawTab
 
 
 def check_persons(encoded: TableRows, schema: TableSchema, path: Path) -> None:
-    """Refuse a person with records at two sites, since no site's budget would bound that person's loss.
+    """Refuse a person with records at two sites, since a site's budget would not bound that person's loss.
 
     A table without sites or without persons passes.
 
     Args:
-        encoded: Rows of the table, those that do not count included.
+        encoded: Rows of the table, whether they count or not.
         schema: Public schema of the table.
         path: File of the table, for messages.
 

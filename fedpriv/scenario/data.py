@@ -26,7 +26,7 @@ Numbers = Annotated[tuple[Annotated[float, Field(allow_inf_nan=False)], ...], Fi
 class ScaleSection(Section):
     """Section [data.scale], whose first step releases noisy moments of a table's numbers for the rounds.
 
-    `means` and `deviations` are computed from this release.  `fedpriv run` takes the first step and fills them in.
+    `means` and `deviations` are computed from this release.
     """
 
     share: Annotated[float, Field(gt=0.0, lt=1.0)] = Field(
@@ -67,7 +67,7 @@ class ScaleSection(Section):
         return self
 
     def make_scaling(self, schema: TableSchema) -> Scaling | None:
-        """Return the map of the table's features, or None before the first step.
+        """Return the map that scales the table's features, or None before the first step.
 
         Raises:
             ValueError: The table has another number of columns of numbers than there are means.
@@ -212,7 +212,7 @@ class DataSection(Section):
 
     @property
     def scaling(self) -> Scaling | None:
-        """Map of a table's features from the first step, or None without a first step or before it."""
+        """Map that scales a table's features, or None without a first step or before it."""
         schema = self.table_schema
         return None if self.scale is None or schema is None else self.scale.make_scaling(schema)
 
@@ -226,8 +226,7 @@ class DataSection(Section):
 
         A table's file needs a schema, and a schema has to be public if the run has noise.  [data.scale] needs a
         column of numbers, and as many means and deviations as such columns if it has them.  The partition "site"
-        needs a site for each silo, and metrics for each site need sites.  Sites of records in memory, without
-        a schema, are not checked here.
+        needs a site for each silo, and metrics for each site need sites.
 
         Guarantee: ranges and vocabularies that are declared to come from the records enter no run with noise.
 
@@ -256,7 +255,7 @@ class DataSection(Section):
             return
         key = 'data.partition = "site"' if self.partition == "site" else "run.per_silo"
         if self.name.startswith(IN_MEMORY_PREFIX) and self.table is None:
-            return  # sites of records in memory are checked with the records
+            return  # the sites are not in a schema, and come with the records
         if schema is None or schema.site is None:
             raise ValueError(f"{key}: needs a table whose description says site and sites")
         if self.partition == "site" and len(schema.sites) != silos:

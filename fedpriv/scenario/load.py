@@ -75,9 +75,9 @@ def split_overrides(overrides: Iterable[str], sweep_axes: Mapping[str, Any]) -> 
     """Split "KEY=VALUE" overrides into axes of the sweep and fixed keys.
 
     The value, or the list of values, takes the place of a swept key's values.  A key that is not swept becomes an
-    axis if its value is a list (and "seeds" in any case), and otherwise a fixed key.  An overridden privacy
-    target removes the axes of other targets, and so does `privacy.mode=none` if the mode is not swept.  An
-    overridden partition removes the axes of the keys of other partitions.
+    axis if its value is a list (and "seeds" in any case), and otherwise a fixed key.  An overridden privacy target
+    removes the axes of other targets.  Without one `privacy.mode=none` removes the axes of all targets if the mode
+    is not swept.  An overridden partition removes the axes of the keys of other partitions.
 
     Args:
         overrides: Texts "KEY=VALUE", of which a later one of the same key replaces an earlier one.
@@ -153,9 +153,7 @@ def find_excluded_partition_keys(overridden_keys: Iterable[str], partitions: Col
 def drop_superseded_keys(tree: dict[str, Any], overrides: Overrides) -> None:
     """Drop keys from a cell's tree that an override excludes.
 
-    An overridden privacy target drops the other targets.  Without one `privacy.mode=none` drops all targets if the
-    mode is not swept.  An overridden partition drops the keys of other partitions.  Keys that are overridden
-    themselves stay.
+    The keys are those for which `split_overrides` removes axes, privacy targets and keys of other partitions.
 
     Args:
         tree: Nested keys of a cell, which the function changes.
@@ -191,8 +189,6 @@ class Rule(BaseModel):
 def parse_rules(entries: Any, axes: Mapping[str, list[Any]], source: str) -> list[Rule]:
     """Parse the [[where]] rules of a file, and check them against its sweep.
 
-    A rule sets keys at the points where other keys have certain values.
-
     Args:
         entries: Value of the key `where`, a list of tables with `when` and `set`.
         axes: Values of each axis of the sweep in the file.
@@ -227,7 +223,7 @@ def _as_list(condition: Any) -> list[Any]:
 
 @dataclass(frozen=True)
 class SweepPoint:
-    """One run of a scenario: the value of each swept key, by its dotted name, and the resolved cell."""
+    """Run of a scenario: the value of each swept key, by its dotted name, and the resolved cell."""
 
     swept_values: Mapping[str, Any]
     cell: Cell
@@ -430,8 +426,8 @@ def parse_scenario(tree: Mapping[str, Any], source: str, overrides: Iterable[str
 def resolve_cell(tree: Mapping[str, Any], source: str) -> Cell:
     """Validate one cell, with the own keys of its algorithm and its model.
 
-    An algorithm or model has a row in its table, which says what keys it takes.  Whether trust, participation and
-    privacy.rho fit the algorithm's row and the rounds is checked, too.
+    An algorithm or model has a row in its table, which says what keys it takes.  Trust and privacy.rho have to fit
+    the algorithm's row, too, and so have rounds in groups or other than in the fixed order.
 
     Args:
         tree: Nested keys of the cell.
@@ -472,9 +468,9 @@ def _resolve_point(
 ) -> Cell:
     """Resolve one point of the sweep: the file, the rules, then the swept values and the fixed overrides.
 
-    Each of these may replace values of those before, and the value of a key one that its section has.  A rule's
-    conditions are checked with the values of earlier rules, as far as no swept value or override takes their
-    place.  Then the keys are dropped that an override excludes, as `privacy.mu` does `privacy.epsilon`.
+    Each of these may replace values of those before.  A rule's conditions are checked with the values of earlier
+    rules, as far as no swept value or override takes their place.  Then the keys are dropped that an override
+    excludes, as `privacy.mu` does `privacy.epsilon`.
 
     Args:
         base: Nested keys of the file, without sections about the sweep and the results.
@@ -493,7 +489,7 @@ def _resolve_point(
     # A first rule sets nothing.  After each rule its values give way, before a later rule can see them.
     for rule in (Rule(when={}, set={}), *rules):
         rule.apply(tree)
-        for key in sorted(point_values, key=lambda key: key.count(".")):  # a section before its keys
+        for key in sorted(point_values, key=lambda key: key.count(".")):  # a section before the keys in it
             assign_key(tree, key, copy.deepcopy(point_values[key]))
     drop_superseded_keys(tree, overrides)
     tree["seed"] = seed

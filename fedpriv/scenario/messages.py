@@ -1,4 +1,4 @@
-"""Messages for users on faults in a scenario, in one line, and mostly made from pydantic's findings.
+"""Messages for users on faults in a scenario or a policy, mostly made from pydantic's findings.
 
 A finding is pydantic's record of one fault of one key: the path of the key, the type of the fault and the value.
 """
@@ -106,7 +106,7 @@ def format_validation_error(
 
 
 def _intended_keys(finding: ErrorDetails, model: type[BaseModel]) -> set[str]:
-    """Return the known key that an unknown one resembles, whose absence is then not counted, or no key."""
+    """Return the dotted known key that an unknown one resembles, as a set of one, or an empty set."""
     path = _key_path(finding)
     if finding["type"] != "extra_forbidden" or not (close := _close_keys(path, model)[0]):
         return set()
@@ -126,11 +126,7 @@ def _format_findings(
     unknown key, any description of a missing key, the message of a validator of fedpriv, or otherwise the value,
     what each type accepts, and a note if other libraries have the value.
 
-    Args:
-        findings: Findings on the key, one at least.
-        model: Type of the section.
-        prefix: Dotted name of the section, put before the key.
-        other_model: Model of keys of the same section that are read elsewhere, for suggestions.
+    The arguments after `findings` are those of `format_validation_error`.
     """
     first_finding = findings[0]
     path = _key_path(first_finding)
@@ -199,8 +195,8 @@ def _close_keys(
 ) -> tuple[list[str], list[str]]:
     """Return the known keys that resemble an unknown one, and all known keys.
 
-    Known keys are those of the section in which the unknown one stands, and of `other_model`.  A key at the top of
-    `model` may also be meant for a section of it, as SECTION.KEY.
+    Known keys are those of the section in which the unknown one stands, and of `other_model`.  For a key at the
+    top of `model` they are also the keys SECTION.KEY of this name.
 
     Args:
         path: Keys from `model` to the unknown key, the key last.
@@ -208,7 +204,8 @@ def _close_keys(
         other_model: Model of keys of the same section that are read elsewhere, or None.
 
     Returns:
-        The keys SECTION.KEY of the same name, or else the closest known key, if one is close, and all known keys.
+        Two lists.  The first has the keys SECTION.KEY of the same name, or else the closest known key if one is
+        close.  The second has all known keys.
     """
     known_keys = [
         *(other_model.model_fields if other_model is not None else ()),

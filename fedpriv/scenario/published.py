@@ -1,9 +1,8 @@
 """Sections of a scenario about its results: [paper], [table], [scaling] and [tuned].
 
 These sections change no run.  They hold the values that were published for a scenario, the layout of its tables,
-the resource whose growth is fitted, and the record of the choice of settings, which `fedpriv tune` writes.  The
-sections name other keys by dotted paths, which `look_up_key` and `assign_key` follow in a parsed TOML tree.  An
-axis is a swept key with the list of its values.
+the resource whose growth is fitted, and the record of the choice of settings, which `fedpriv tune` writes.  They
+name other keys of the parsed TOML tree by dotted paths.  An axis is a swept key with the list of its values.
 """
 
 import dataclasses
@@ -48,7 +47,7 @@ def look_up_key(tree: Mapping[str, Any], dotted: str) -> Any:
 
 
 def flatten_keys(tree: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
-    """Return nested keys as dotted ones, with their values, where `prefix` goes before each key."""
+    """Return nested keys as pairs of dotted key and value, with `prefix` before each key."""
     keys: list[tuple[str, Any]] = []
     for key, value in tree.items():
         keys += (
@@ -82,11 +81,11 @@ def parse_assignment(assignment: str, option: str = "--set") -> tuple[str, Any]:
 
 
 PUBLISHED_METRICS = ("test_loss", "test_accuracy", "test_accuracy_mean_of_silos")
-"""Metrics for which published tables can be given, which reports show beside measured ones."""
+"""Metrics for which published tables can be given."""
 
 
 class PublishedTables(BaseModel):
-    """Section [paper] with published values, which reports show beside measured ones.
+    """Section [paper] with published values, for reports to show beside measured ones.
 
     Each metric is a table rows × columns, as a list of rows, or None if it was not published.  A section [table]
     has the same keys, and is for a layout without published values.
@@ -155,7 +154,7 @@ class Growth(BaseModel):
 class PublishedValues:
     """Published tables with the axis values that they were printed for.
 
-    Values are found by the axis values of a point, also if an override leaves some of these values out.
+    A value is found by the axis values of its point, and not by its place in a sweep that an override may change.
     """
 
     tables: PublishedTables
@@ -189,7 +188,7 @@ class PublishedValues:
     def without_values(self, changed: list[str]) -> "PublishedValues":
         """Return the layout alone if any key was changed, since values belong to their published settings.
 
-        The tables of the layout then show the metrics that had published values.
+        The layout then shows the metrics that had published values, too.
         """
         if not changed or not self.tables.published_metrics:
             return self
@@ -205,7 +204,7 @@ class PublishedValues:
         """Return the published value of a metric at a sweep point, or None without one.
 
         Args:
-            metric: Key of a metric, of which only those in `PUBLISHED_METRICS` have values.
+            metric: Key of a metric.
             swept: Value of each swept key at the point.
         """
         cells: list[list[float]] | None = getattr(self.tables, metric, None)
@@ -221,12 +220,7 @@ def _check_swept(name: str, key: str, axes: Mapping[str, list[Any]], source: str
 
 
 def parse_growth(section: Any, axes: Mapping[str, list[Any]], source: str) -> Growth | None:
-    """Parse the section [scaling] of a file, which compares how a resource grows with n, a swept key.
-
-    Args:
-        section: Parsed TOML of the section, or None.
-        axes: Values of each axis of the sweep in the file.
-        source: Name of the file in messages.
+    """Parse the section [scaling] of a file, and check its keys against the sweep.
 
     Returns:
         The section, or None without it.
@@ -262,12 +256,6 @@ def parse_published(
 ) -> PublishedValues | None:
     """Parse the section [paper] or [table] of a file, which lays out tables of rows × columns.
 
-    Args:
-        values: Parsed TOML of the section, or None.
-        axes: Values of each axis of the sweep in the file.
-        source: Name of the file in messages.
-        section: Name of the section in the file.
-
     Returns:
         The tables with the values of their axes in the file, or None without the section.
 
@@ -301,8 +289,8 @@ def find_changed_keys(
     """Return the overridden keys that may change the setting for which values were published.
 
     A value that the file has as well changes nothing, unless a rule [[where]] sets another one.  A key of
-    `_NEUTRAL_KEYS` changes nothing, unless it or a key of its section is in a condition of a rule.  The default
-    value of a key that the file leaves out counts as a change.
+    `_NEUTRAL_KEYS` changes nothing, unless it or a key in it is in a condition of a rule.  The default value of a
+    key that the file leaves out counts as a change.
 
     Args:
         file_tree: Nested keys of the file.
@@ -392,11 +380,7 @@ class Tuning(BaseModel):
 
 
 def parse_tuning(section: Any, source: str) -> Tuning | None:
-    """Parse the section [tuned] of a file, the record of a choice of settings.
-
-    Args:
-        section: Parsed TOML of the section, or None.
-        source: Name of the file in messages.
+    """Parse the section [tuned] of a file, and check the distribution that it states.
 
     Returns:
         The section, or None without it.
@@ -407,8 +391,7 @@ def parse_tuning(section: Any, source: str) -> Tuning | None:
     if section is None:
         return None
     tuning = validate_section(Tuning, section, source, "tuned")
-    # The property raises an error for a mean or an η that its distribution cannot have.
-    try:
+    try:  # the distribution cannot be made with a mean or an η out of its range
         _ = tuning.run_count_distribution
     except InputError as error:
         raise InputError(f"{source}: tuned: {error}") from None

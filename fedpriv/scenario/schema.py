@@ -5,7 +5,7 @@ A cell is one run of a scenario.  The checks across its sections are here.
 * A unit of protection is what neighbouring data sets differ in: a record, a person or a client.
 * A pool of clients takes the place of silos, and a round reads a cohort of the clients.
 * The trust setting says against whom a unit is protected, and who adds the noise.
-* Participation says which records take part in which rounds: in public, or in secret, which amplifies privacy.
+* Participation says, in public or in secret, which records take part in which rounds.
 * μ is the parameter of Gaussian differential privacy, and the target is the μ that noise is calibrated to.
 * A first step is a release before the rounds, about the same records, by whose result columns are scaled.
 * Budget shares are the silos' parts of the target, in the unit in which [privacy] gives it: ε, zCDP or μ.
@@ -42,9 +42,7 @@ from fedpriv.scenario.sections import (
 
 
 def check_absences(federation: FederationSection, key: str | None, trust: Trust) -> None:
-    """Refuse a run without some silos if its trust setting needs all of them.
-
-    The section's key `away` has rounds of absence by the number of a silo, which have to exist.
+    """Refuse absences that the trust setting does not allow, or of silos or rounds that do not exist.
 
     Guarantee: a release without a silo is a sum with fixed weights, and its noise is the claimed noise.
 
@@ -77,17 +75,10 @@ _POOL_PARTITIONS = ("iid", "dirichlet", "shards")
 def check_units(unit: Unit, data: DataSection, federation: FederationSection, secret: bool, trust: Trust) -> None:
     """Refuse a unit that the data or the federation do not have, or that cannot be accounted for.
 
-    - Clients of a pool take part in cohorts, which only some trust settings keep secret.
+    - Clients of a pool take part in cohorts, which the trust setting has to keep secret.
     - Clients as units of silos need the partition "iid", and under secret sampling such a trust setting, too.
     - Persons need a column that names them.
     - Persons in several silos need as many silos or more, and a public order of the records.
-
-    Args:
-        unit: Unit of protection.
-        data: Section [data].
-        federation: Section [federation].
-        secret: Whether the participation is secret.
-        trust: Trust setting.
 
     Raises:
         ValueError: The unit cannot be protected.
@@ -120,10 +111,7 @@ def check_units(unit: Unit, data: DataSection, federation: FederationSection, se
 
 
 def _check_pool(unit: Unit, data: DataSection, trust: Trust) -> None:
-    """Refuse a pool of clients unless clients are the unit, cohorts protect them, and they have no sites.
-
-    Cohorts protect clients under trust settings that keep secret who takes part, such as "trusted".
-    """
+    """Refuse a pool of clients unless clients are the unit, cohorts are secret, and clients have no sites."""
     refuse(
         {
             f'federation.clients with privacy.unit = "{unit.name}": what is clipped and counted in a cohort is '
@@ -142,14 +130,7 @@ def check_shares(privacy: PrivacySection, data: DataSection, federation: Federat
 
     Shares of a pool of clients, or with a first step, are refused, too.
 
-    Guarantee: only a silo that adds all of its noise itself has a budget of its own.  Noise that is added once for
-    all silos is the same for all of them.
-
-    Args:
-        privacy: Section [privacy], which may have no shares.
-        data: Section [data].
-        federation: Section [federation].
-        trust: Trust setting.
+    Guarantee: only a silo that adds all of its noise itself has a budget of its own.
 
     Raises:
         ValueError: The shares cannot be used.
@@ -172,7 +153,7 @@ def check_shares(privacy: PrivacySection, data: DataSection, federation: Federat
 
 
 class ModelSection(BaseModel):
-    """Section [model]: a row of the table of models, and the row's own keys (`settings`)."""
+    """Section [model]: a row of the table of models by its name, and the row's own keys (`settings`)."""
 
     model_config = ConfigDict(extra="allow", frozen=True, strict=True)
 
@@ -230,7 +211,7 @@ def check_survival(model: ModelSection, data: DataSection) -> None:
 
 
 class AlgorithmSection(BaseModel):
-    """Section [algorithm]: a row of the table, the trust setting, and the row's own keys (`settings`)."""
+    """Section [algorithm]: a row of the table of algorithms, trust, and the row's own keys (`settings`)."""
 
     model_config = ConfigDict(extra="allow", frozen=True, strict=True)
 
@@ -278,10 +259,7 @@ class Cell(Section):
     _budget: RunBudget = PrivateAttr()
 
     def model_post_init(self, context: Any) -> None:
-        """Split the budget of a validated cell between a first step and the rounds.
-
-        Derived cells get theirs in `derive_cell`.
-        """
+        """Split the budget of a validated cell between a first step and the rounds."""
         scale = self.data.scale
         self._budget = split_budget(self.privacy.target_mu, 0.0 if scale is None else scale.share)
 
@@ -380,7 +358,7 @@ class Cell(Section):
     ) -> "Cell":
         """Derive a separate run from this one: its first step, an evaluation, or a run of an audit.
 
-        Sections that are not given are this cell's.  The derived cell always drops
+        The derived cell has this cell's other sections, but for
 
         | dropped | reason |
         |---|---|
@@ -416,9 +394,10 @@ class Cell(Section):
 
     @property
     def noise_seed(self) -> int:
-        """Seed of a simulation's noise, another one in a first step than in the rounds after it.
+        """Seed of a simulation's noise, for a model that is not evaluated another one than `seed`.
 
-        Both read the same records, so that equal noise would cancel in a difference of their releases.
+        A first step has such a model.  The rounds after it read the same records, so that equal noise would cancel
+        in a difference of the releases.
         """
         if self.model.row.evaluated:
             return self.seed
@@ -429,7 +408,8 @@ class Cell(Section):
         """Participation of the records, as the algorithm arranges it.
 
         Raises:
-            InputError: The algorithm's rounds do not fit the section [federation].
+            InputError: The algorithm's rounds do not fit the section [federation], or have an order of its own
+                class.
         """
         federation = self.federation
         declared = FixedOrder(federation.total_rounds, federation.rounds_per_epoch, seed=self.seed)
@@ -463,18 +443,10 @@ class Cell(Section):
 
     @property
     def unread_count(self) -> int:
-        """Number of `federation.samples` that no silo holds.
-
-        Batches of a silo have equally many records, and the remainder is not read.  If an algorithm reads a batch
-        in each round of a pass, the remainder is
-
-        - below batch · silos for sizes by `batch`, which is 1 by default without `rounds`,
-        - below (rounds of a pass) · silos if `rounds` and `samples` decide sizes that are equal,
-        - below (rounds of a pass) if they decide sizes with `size_skew`.
-        """
+        """Number of `federation.samples` that are left out, since all batches of a silo have one size."""
         sample_count = self.federation.samples
         return 0 if sample_count is None else sample_count - sum(self.batch_sizes) * self.schedule.batches_per_silo
 
     def canonical_data(self) -> dict[str, Any]:
-        """Return plain data that identifies the run, which results.json stores and engines pass on."""
+        """Return plain data that identifies the run, for results.json and other processes."""
         return self.model_dump(mode="json", exclude_none=True)

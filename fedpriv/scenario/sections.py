@@ -43,18 +43,17 @@ class Section(BaseModel):
 class FederationSection(Section):
     """Section [federation]: the numbers of silos, rounds and records.
 
-    * `rounds` alone: every round reads `batch` records of each silo, or the number of `batches` for the silo.
-    * `samples` alone: a pass has as many rounds as the samples suffice for, with `batch` records of each silo.
+    * `rounds` without `samples`: a round reads `batch` records of each silo, or the number of `batches` for it.
+    * `samples` without `rounds`: a pass has as many such rounds as the samples suffice for.
     * `rounds` and `samples`: the samples are divided among the rounds of a pass, for large batches.
-    * `rounds`, `samples` and `batch`: a pass has as many rounds as the samples suffice for, and passes follow each
-      other until all rounds are done.
+    * `rounds`, `samples` and `batch`: a pass is as with `samples` alone, and passes follow each other until all
+      rounds are done.
 
     Numbers of records hold in expectation if records are drawn, and an algorithm may read several batches in a
     round, or none.  Records that do not fill a round are left out.  Persons or clients are counted in place of
     records if they are the unit of protection.
 
-    With `clients` and `cohort` a trusted server keeps one pool of clients in place of silos.  A round reads a
-    cohort of them.
+    With `clients` and `cohort` one pool of clients takes the place of silos, and a round reads a cohort of them.
     """
 
     silos: Annotated[Count, Field(le=10_000_000)] = Field(
@@ -118,8 +117,8 @@ class FederationSection(Section):
     def _check_pool(self) -> Self:
         """Refuse keys of silos beside clients, and a cohort that does not divide the clients.
 
-        A pool of clients takes the place of silos.  A pool needs `cohort`, the number of clients in a round, and
-        `rounds`.  Sampling in which clients come when they can, such as "available", needs a pool.
+        A pool needs `cohort`, the number of clients in a round, and `rounds`.  Sampling in which clients come when
+        they can, such as "available", needs a pool.
 
         Raises:
             ValueError: The keys do not fit together.
@@ -214,9 +213,9 @@ class FederationSection(Section):
     def batch_sizes(self, seed: int) -> tuple[int, ...]:
         """Return the number of records of each silo in one batch, or the size of the cohort.
 
-        If rounds are drawn, records or clients are counted in expectation.  The sizes are `batches`, or `batch`
-        for each silo (1 if it is left out), or the samples of one round divided among the silos (`silo_sizes`) if
-        `samples` and `rounds` are given without `batch`.
+        Under sampling the sizes are expected ones.  They are `batches`, or `batch` for each silo (1 if it is left
+        out), or the samples of one round divided among the silos (`silo_sizes`) if `samples` and `rounds` are
+        given without `batch`.
 
         Args:
             seed: Public seed, which skewed sizes depend on.
@@ -243,9 +242,8 @@ class RunBudget:
     """Split of a run's promised μ between a cell's rounds and the run's other step, on the same records.
 
     For the rounds of training the other step is a release of moments of columns before them, if the cell has
-    [data.scale].  For this release, which is a cell as well, the other step is the training.
-    A cell gets its budget when it is validated or derived (`Cell.model_post_init`, `Cell.derive_cell`), and keeps
-    it through all copies.  Other code reads it, and never computes it from keys of the cell.
+    [data.scale].  For this release, which is a cell as well, the other step is the training.  The budget of a cell
+    is set when the cell is validated or derived (`Cell.derive_cell`), and a copy has that of the original.
 
     Guarantee: rounds_mu² + other_mu² is at most the square of the promise, if the promise is 1e-290 or more.
     """
@@ -305,9 +303,6 @@ class PrivacySection(Section):
 
         Other values are returned unchanged, and validated later.
 
-        Args:
-            values: Section as it was parsed, before validation.
-
         Raises:
             ValueError: The section has such a list and `shares`.
         """
@@ -322,12 +317,12 @@ class PrivacySection(Section):
         targets = [float(target) for target in values[names[0]]]
         largest = max(targets)
         shares = [target / largest for target in targets]
-        # No share gives a silo more than its number.
-        exact = [
+        # Rounded down where a share of the largest target would be above the silo's own.
+        safe_shares = [
             math.nextafter(share, 0.0) if share * largest > target else share
             for share, target in zip(shares, targets, strict=True)
         ]
-        return {**values, names[0]: largest, "shares": exact}
+        return {**values, names[0]: largest, "shares": safe_shares}
 
     @model_validator(mode="after")
     def _check_one_target(self) -> Self:
@@ -466,10 +461,7 @@ class RunSection(Section):
 
 
 class DeploymentSection(Section):
-    """Section [deployment]: a server's treatment of silos that do not reply.
-
-    In simulations by the engines of fedpriv silos are absent only by `federation.drop_out` and `federation.away`.
-    """
+    """Section [deployment]: a server's treatment of silos that do not reply."""
 
     patience: Positive = Field(600.0, description="seconds to wait for the silos of a round before giving up")
     missing: Literal["stop", "continue"] = Field(
@@ -509,10 +501,9 @@ def _parse_curves(section: Any) -> Any:
 
 
 class EvaluationSection(Section):
-    """Section [evaluation]: silos send sums over their own test records.
+    """Section [evaluation]: silos send sums over their own test records, which are not public.
 
-    The records are not public, and no training reads them.  Without this section the server evaluates, on a public
-    test set.
+    Without this section the server evaluates, on a public test set.
     """
 
     records: Annotated[tuple[Count, ...], Field(strict=False)] | Count = Field(
@@ -544,11 +535,6 @@ class EvaluationSection(Section):
         """Check that silos can evaluate in this way, and in private.
 
         Guarantee: a run with noise evaluates with noise wherever the server is not trusted.
-
-        Args:
-            silos: Number of silos.
-            trust: Trust setting.
-            privacy: Section [privacy].
 
         Raises:
             ValueError: The section does not fit the run, or noise is missing where it is needed.

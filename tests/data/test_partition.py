@@ -127,14 +127,14 @@ def test_a_secret_permutation_has_as_many_ascents_as_descents_and_is_fixed_by_it
     assert secret_permutation(bytes(32), 8).tolist() == [6, 1, 2, 3, 0, 7, 5, 4]
 
 
-def test_a_secret_permutation_is_random_among_units_whose_first_64_bits_are_equal(
+def test_a_secret_permutation_is_random_among_units_whose_first_96_bits_are_equal(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A tie that the order of names breaks reveals names; 2^-64 a pair is more than the 2^-60 a run of a claim."""
+    """A tie that the order of names breaks reveals names; at 2^-96 a pair 400,000 units exceed a claim's 2^-60."""
     numbers = SamplingRandomness.numbers
 
     def tied(self: SamplingRandomness, count: int, choices: int, party: int, t: int) -> NDArray[np.int64]:
-        return numbers(self, count, choices, party, t) * (t > 1)
+        return numbers(self, count, choices, party, t) * (t > 2)
 
     monkeypatch.setattr(SamplingRandomness, "numbers", tied)
     orders = np.stack([secret_permutation(bytes([number] * 32), 2) for number in range(200)])

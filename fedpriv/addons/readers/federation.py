@@ -1,7 +1,7 @@
 """Complete the section [federation] of a scenario for records that a program gives.
 
-The shipped scenario own-data has numbers of its own.  Those that the program's records and settings contradict
-follow the program.
+The shipped scenario own-data has numbers of silos, samples and rounds, which give way to the program's records and
+settings.
 """
 
 import math
@@ -21,7 +21,7 @@ def complete_federation(
     """Return a scenario whose [federation] follows the records, their sites, and the program's settings.
 
     For the scenario own-data `samples` becomes the number of training records, or of clients that have them, and
-    `_follow_settings` leaves out numbers that the program's settings contradict.
+    `_follow_settings` adapts numbers that the program's settings contradict.
 
     For records with sites each site becomes a silo, and `data.partition` becomes "site".  Then `batches`, a number
     for each silo, takes the place of `samples` if
@@ -40,7 +40,7 @@ def complete_federation(
             or the program sweeps `batches` with different sums and sets no rounds.
     """
     federation = dict(tree.get("federation", {}))
-    # A [sweep] that is no table has no items, and is refused later.
+    # Values that the program sets or, for another scenario, sweeps.  A sweep that is no table is refused later.
     program_values = {
         key.removeprefix("federation."): value
         for key, value in getattr(tree.get("sweep") if settings is None else settings, "items", dict)()
@@ -61,7 +61,7 @@ def complete_federation(
         federation = _follow_settings({**federation, "samples": units}, program_values, units)
     if data.sites is None:
         return {**tree, "federation": federation}
-    # If an epoch is to read all records, each silo divides its own into batches of equal size.
+    # If an epoch is to read all records, each silo divides its records into batches of equal size.
     rounds, epochs = ({**federation, **program_values}.get(key, 1) for key in ("rounds", "epochs"))
     if (
         federation.get("samples") == sum(counts)
@@ -81,7 +81,7 @@ def complete_federation(
 def _follow_settings(federation: dict[str, Any], program_values: Mapping[str, Any], units: int) -> dict[str, Any]:
     """Return the section without shipped numbers that the program's numbers contradict.
 
-    Keys that the program sets are kept, since their values are written into the scenario later.
+    Keys that the program sets are kept, since their values replace the shipped ones later.
 
     * With `clients`, which come in cohorts, silos, samples and epochs are left out.
     * With `batches` (lists of a number for each silo), samples and epochs are left out, and the rounds become so

@@ -1,4 +1,4 @@
-"""Convert files of tables to .csv text with commas, which the core reads.
+"""Convert files of tables to .csv text with commas.
 
 The files are compressed texts, spreadsheets, texts in UTF-16, and texts with other separators or marks in numbers.
 The result is in UTF-8, but a text that is only decompressed keeps its encoding.
@@ -43,14 +43,9 @@ def read_text(path: Path, cell_format: CellFormat) -> bytes:
 
 @lru_cache(maxsize=1)
 def _convert(path: Path, cell_format: CellFormat, size: int, changed: int) -> bytes:
-    """Convert a file to .csv with commas, and cache the last result.
+    """Return the result of `read_text`, and cache the last one.
 
     `size` (bytes) and `changed` (time in nanoseconds) are those of the file, so that a changed file is read again.
-
-    Raises:
-        InputError: The file cannot be converted.
-        UnicodeDecodeError: A text that has to be converted is in neither UTF-8 nor UTF-16.
-        OSError: The file cannot be read.
     """
     content = path.read_bytes()
     if path.suffix.lower() == ".xlsx":
@@ -82,8 +77,7 @@ def make_converter(cell_format: CellFormat) -> Callable[[str], str]:
 
     A number may have the sign of a detection limit, such as <, before it and a percent sign behind it.  A number
     with a point that does not fit the format gets a remark, so that it is not read as a number of another size.
-    Other texts stay unchanged, such as 0,123 with commas for thousands, since a number with marks of thousands
-    does not begin with 0.
+    Other texts stay unchanged, such as 0,123 with commas for thousands, which begins with 0.
 
     Guarantee: the function depends on the format alone, so that a record's cells depend on the record alone.
     """
@@ -96,7 +90,7 @@ def make_converter(cell_format: CellFormat) -> Callable[[str], str]:
 
     @lru_cache(maxsize=1 << 16)
     def convert(text: str) -> str:
-        """Convert one cell, and cache the result."""
+        """Convert one cell."""
         match = number.fullmatch(text)
         if match is None or not (match[2] or match[3]):
             return f"{text} (with a point)" if "." in text and parse_number(text) is not None else text
@@ -175,9 +169,9 @@ def _rows_as_text(rows: Iterable[Sequence[str]]) -> bytes:
 
 
 def _cell_text(value: Any) -> str:
-    """Return a cell's text: whole numbers of size below 2^53 without a point, midnights as year-month-day.
+    """Return a cell's text, with whole numbers below 2^53 in size without a point.
 
-    An empty cell has the text "", and a truth value "true" or "false".
+    Midnights are written as year-month-day.  An empty cell has the text "", and a truth value "true" or "false".
     """
     if value is None:
         return ""

@@ -1,6 +1,6 @@
 """Format of a table's cells, found in its records: the separator, and the marks in numbers.
 
-Only the owner of a table may search its records.  A format that a scenario or a policy names is public.
+The search reads the records, and so is for their owner.  A format that a scenario or a policy names is public.
 """
 
 import csv
@@ -28,11 +28,11 @@ def find_format(path: Path, known_format: CellFormat) -> CellFormat:
     The separator is the one that gives the header most names, or commas if these give as many.  In a .tsv file
     commas are not tried, and tabs come first.
 
-    Marks are sought only if some text has a comma, an apostrophe or a space before a digit (between two digits, or
-    at the start), or two points, as in 1.234.567.  The marks are those with which most texts read as numbers,
-    where each different text of a column counts once.  A column counts for a choice of marks if at least nine in
-    ten of its texts are then numbers.  Of a column with more than 10,000 different texts, those in the first
-    10,000 records count.  In doubt, as with 1,234, which may be 1.234 or 1234, the format has no marks.
+    Marks are sought if some text has a comma, an apostrophe or a space before a digit (between two digits, or at
+    the start), or points as in 1.234.5.  The marks are those with which most texts read as numbers, where each
+    different text of a column counts once.  A column counts for a choice of marks if at least nine in ten of its
+    texts are then numbers.  Of a column with more than 10,000 different texts, those in the first 10,000 records
+    count.  In doubt, as with 1,234, which may be 1.234 or 1234, the format has no marks.
 
     Args:
         path: File of a table.  For a Parquet file or a spreadsheet, the known format is returned.
@@ -69,7 +69,7 @@ def find_format(path: Path, known_format: CellFormat) -> CellFormat:
 
 
 def _find_separator(path: Path) -> str | None:
-    """Return the separator that gives the header most names, or None for the usual one of the file's name."""
+    """Return the separator with which the header has most names, or None for the file name's usual one."""
     usual = find_separator(path)  # a .tsv file is opened with commas in place of tabs, so that "," stands for both
     try:
         with open_text(path, CellFormat(usual if usual != "," else None)) as file:
@@ -87,7 +87,7 @@ def _find_separator(path: Path) -> str | None:
 
 
 def _sum_numbers(texts: Sequence[str], convert: Callable[[str], str]) -> tuple[int, float]:
-    """Return the number of a column's texts that are numbers once converted, and the sum of these.
+    """Return how many of a column's texts are numbers once converted, and the sum of these numbers.
 
     Both are 0 if fewer than nine in ten of the texts are numbers.
     """

@@ -35,8 +35,7 @@ def register_frame(frame: DataFrame) -> str:
 def _read_columns(frame: Any) -> tuple[dict[str, Any], list[str], dict[str, str]]:
     """Copy the columns of a DataFrame as Arrow columns, together or, if that fails, one by one.
 
-    Polars' categories become categories of plain texts.  The index of a pandas DataFrame is a column, too, if
-    Arrow exports it and the columns are copied together.
+    The index of a pandas DataFrame is a column, too, if Arrow exports it and the columns are copied together.
 
     Returns:
         Arrow columns by name, without those that share a name, then the names of all columns, and the reason for

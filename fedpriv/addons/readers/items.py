@@ -1,7 +1,7 @@
 """Items of torch Datasets, DataLoaders, Hugging Face data sets and lists, as arrays.
 
-An item is a pair (record, label), a longer tuple or list, or a dictionary.  That of a DataLoader has a batch,
-unless the DataLoader was made with batch_size=None.  `fields` names the parts of an item that are record and
+An item is a pair (record, label), a longer tuple or list, or a dictionary.  An item of a DataLoader is a batch of
+them, unless the DataLoader was made with batch_size=None.  `fields` names the parts of an item that are record and
 label.  Without `fields`, a dictionary of two entries has its label under a usual name (`_LABEL_NAMES`) if one of
 the two names is usual, or else last.
 """
@@ -42,7 +42,7 @@ def read_items(data: Any, source: str, fields: Fields | None) -> tuple[NDArray[A
     pairs = [_split_item(item, source, fields) for item in _iterate_items(data, source)]
     if not pairs:
         raise InputError(f"{source}: has no records; give one record with its label at least")
-    # A DataLoader makes a list of a tuple of inputs.
+    # A DataLoader makes a list of a record that is a tuple of inputs.
     records, labels = zip(
         *(
             (
@@ -57,7 +57,6 @@ def read_items(data: Any, source: str, fields: Fields | None) -> tuple[NDArray[A
         ),
         strict=True,
     )
-    # A DataLoader has batches as items, unless it was made with batch_size=None.
     is_batched = isinstance(data, DataLoader) and data.batch_sampler is not None
     label_array = _join_arrays(labels, "labels", source, is_batched)
     if not isinstance(records[0], tuple):

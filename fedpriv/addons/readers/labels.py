@@ -14,11 +14,6 @@ def check_labels(labels: NDArray[Any], classes: int | None, loss: Any) -> None:
     Labels (n, C) with C > 1 are one-hot if each row has a single 1 and zeros.  They are accepted if the program
     gives a number of classes or a loss.
 
-    Args:
-        labels: Labels of the training records.
-        classes: Number of classes that the program gives, or None.
-        loss: Loss that the program gives, or None.
-
     Raises:
         InputError: The labels are one-hot, and the program gives neither.
     """

@@ -51,7 +51,7 @@ def read_parts(
             }
         )
         values = to_array(sites, "sites")
-        # NumPy makes NaN a text in an array of a list with names.
+        # Items of a list are tested themselves, since NumPy makes a text of NaN beside names.
         items = sites if isinstance(sites, list | tuple) and values.ndim == 1 else values.ravel().tolist()
         try:
             if any(value is None or value != value for value in items):  # NaN is not equal to itself
@@ -72,7 +72,6 @@ def read_parts(
         )
     elif train_sites.size:
         names = np.arange(len(train))
-    # Sites that are given are those of a data set that is not split.
     refuse(
         {
             "test: a list has test records of each silo, as many as train has data sets; or give one set": (
@@ -107,8 +106,8 @@ def _is_data_set(value: Any) -> bool:
     """Whether a value is a data set, and not an array or a single item (record, label).
 
     A pair is a data set if its records, or their first input, have at least two axes, and as many rows as its
-    labels.  Nested lists of unequal length have no axes.  Any other value is one if it can be indexed or iterated
-    over, and is no tuple, array, tensor, list, text, bytes or mapping.
+    labels.  Any other value is one if it can be indexed or iterated over, and is no tuple, array, tensor, list,
+    text, bytes or mapping.
     """
     if isinstance(value, tuple):
         try:
