@@ -35,9 +35,7 @@ _FILE_NAMES = ("progress", "history.jsonl", "waiting.json", "failure.json", "out
 
 
 def clear_reports(folder: Path) -> None:
-    """Remove the reports of an earlier attempt at the same run.
-
-    An old `model.npy` stays: it is read only beside an `outcome.json`.
+    """Remove the reports of an earlier attempt at the same run, but for `model.npy`.
 
     Raises:
         RunError: A file cannot be removed.
@@ -66,7 +64,7 @@ def report_waiting(folder: Path, silos: Sequence[int], start: float) -> None:
 class FolderReporter(RunObserver):
     """Writer of one cell's reports, in the server's process.
 
-    The constructor and the methods raise a RunError of one line if a file cannot be written or removed.
+    Constructor and methods raise a RunError if a file cannot be written or removed.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -238,7 +236,7 @@ def cell_from_run_config(run_config: Mapping[str, Any]) -> Cell:
     """Return the cell that a run configuration names.
 
     The key `cell-json` holds a resolved cell.  If the key is empty, the cell is that of
-    `scenario_from_run_config`, and noise that is to be fitted is fitted here, by server and clients alike.
+    `scenario_from_run_config`, with fitted noise where the scenario asks for it.
 
     Raises:
         InputError: The configuration names no cell that can be run.
