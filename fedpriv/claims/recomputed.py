@@ -217,7 +217,7 @@ def make_objective(cell: Cell, shapes: Mapping[str, Any]) -> Objective:
     Raises:
         InputError: If the model runs code outside fedpriv or does not take such data, or sizes of `shapes` are out
             of their range.
-        KeyError, TypeError or ValueError: If `shapes` have another form.
+        KeyError, TypeError, ValueError or RuntimeError: If `shapes` have another form.
     """
     if cell.model.import_paths:
         raise InputError(f"the scenario's model runs {cell.model.import_paths[0]!r}, which no certificate may run")
@@ -253,6 +253,7 @@ def recompute_sums(cell: Cell) -> tuple[tuple[float, ...] | None, tuple[float, i
 def _cached_sums(canonical: str) -> tuple[tuple[float, ...] | None, tuple[float, int | None, str] | None]:
     try:
         cell = resolve_cell(json.loads(canonical), "record.scenario")
+        # Clips and description for records of one number, and of two.
         narrow, wide = (
             (batch_clips(estimator, cell.schedule), (estimator.decay, estimator.period, mechanism.name))
             for problem in (make_problem(cell, _narrow_objective(cell, width)) for width in (1, 2))
@@ -288,7 +289,7 @@ def _narrow_objective(cell: Cell, width: int) -> Objective:
 
 
 def strip_paths(tree: Any, name: str = "") -> Any:
-    """Return a scenario in which `data.name`, a path of a file, is its last part.
+    """Return a scenario for publication, in which a path in `data.name` is cut to its last part.
 
     `name` is the dotted key of `tree` in the scenario, or "" for the whole scenario.
     """

@@ -54,7 +54,7 @@ def report_waiting(folder: Path, silos: Sequence[int], start: float) -> None:
         start: Start of the wait, in seconds since 1970 (Unix time).
     """
     path = folder / "waiting.json"
-    with suppress(OSError):  # where the disk is full, the next report of FolderReporter raises a RunError
+    with suppress(OSError):  # such as a full disk, which ends the run at its next report
         if silos:
             write_json(path, {"silos": list(silos), "since": start})
         else:
@@ -211,8 +211,6 @@ def _convert_read_errors(path: Path, place: str = "") -> Iterator[None]:
 
 def make_run_config(cell: Cell, out: Path, run_token: str = "") -> dict[str, str | int]:
     """Return the run configuration that an engine submits for a resolved cell.
-
-    Silos with guards compare the key `protocol` with their own `PROTOCOL_VERSION`.
 
     Args:
         cell: The resolved cell.

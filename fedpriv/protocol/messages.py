@@ -147,7 +147,7 @@ def record_values(record: Record) -> Mapping[str, Any]:
 
 
 def build_record(kind: type[Container], values: dict[str, Any]) -> Container:
-    """Build a record, or a dictionary of records, around `values`, without a copy of this dictionary."""
+    """Build a record, or a dictionary of records, around `values`."""
     return _copy_record(cast(Container, _EMPTY_RECORDS[kind]), values)
 
 
@@ -177,7 +177,7 @@ def copy_content(content: RecordDict) -> RecordDict:
 
 
 def build_message(metadata: Metadata, content: RecordDict) -> Message:
-    """Build a message around this metadata, without a copy of it."""
+    """Build a message around this metadata."""
     message: Message = Message.__new__(Message)
     message.__dict__.update(_metadata=metadata, _content=content, _error=None)
     return message
@@ -234,7 +234,6 @@ def set_message_id(message: Message, number: str) -> None:
 
 REGISTERED_NODES_VARIABLE = "FEDPRIV_NODES_ARE_REGISTERED"
 """Environment variable of the server, 1 if SuperNodes' keys were registered under their silos' names."""
-
 REFUSED_SILOS_VARIABLE = "FEDPRIV_REFUSED_SILOS"
 """Environment variable of the server, the file in which its SuperLink says why silos are refused."""
 
@@ -288,10 +287,7 @@ def read_optional_bytes(content: RecordDict, name: str) -> bytes:
 
 
 def add_bytes(content: RecordDict, name: str, value: bytes) -> RecordDict:
-    """Return the content with one more byte string in its config.
-
-    The result shares everything else with `content`.
-    """
+    """Return the content with one more byte string in its config, sharing everything else with `content`."""
     records = record_values(content)
     config = build_record(
         ConfigRecord, {**record_values(records.get(CONFIG, _EMPTY_RECORDS[ConfigRecord])), name: value}
@@ -609,8 +605,8 @@ def read_tensor(content: RecordDict, name: str) -> "Tensor":
 def read_shared_tensor(content: RecordDict, name: str) -> "Tensor":
     """Return the vector of this name as a tensor that all silos of one process share.
 
-    Successive calls with the same bytes return the same tensor, which no caller may write into.  The tensor lies
-    in memory that torch allocated and aligned.  A seal is not removed.
+    Successive calls with the same bytes return the same tensor, which no caller may write into.  Its memory is
+    aligned.  A seal is not removed.
 
     Raises:
         ValueError: The vector is missing or malformed.

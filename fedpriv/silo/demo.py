@@ -106,6 +106,7 @@ def prepare_silos(scenario: Scenario, folder: Path, run_count: int) -> list[Path
         if file.exists():
             raise InputError(f"{file} exists, and a ledger may belong to it; give another --out")
     dataset = load(first.data.name, table=first.data.table)
+    # By silo: indices of its records in the training part, and of its test records in the test part.
     order, tests, schema = (
         train_indices_of_silos(max(cells, key=lambda cell: cell.schedule.batches_per_silo)),
         held_out_indices_by_silo(first),

@@ -458,7 +458,7 @@ class SiloLedger:
                 )
 
     def check_all_rows(self) -> None:
-        """Check that all rows are the ones that were written.
+        """Check that all rows are the ones that were written, but for dropped replies.
 
         Within a block of `transaction` the call precedes all changes.
 

@@ -160,7 +160,7 @@ class GuardEvents:
             ),
             ServiceMetric(
                 "last_answer_seconds",
-                "When a round was answered, since 1970; 0 if never.",
+                "When a round was last answered, since 1970; 0 if not since the start.",
                 math.floor(self._last_answer_time),
             ),
             *(

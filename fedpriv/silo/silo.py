@@ -287,7 +287,7 @@ class Silo:
         return state, planned_round._replace(step=step)
 
     def _read_batch(self, planned_round: PlannedRound) -> RoundBatch:
-        """Return the records of a round with their weights in the silo's mean, float64.
+        """Return the records of a round, (rows, …), with their weights in the silo's mean, (rows,), float64.
 
         A position is a number in the order in which the silo reads its units.  A round reads drawn positions,
         whose number may vary, or a range of them.  The row indices of the batch are positions.
