@@ -19,7 +19,7 @@ Gaussian event is the standard deviation of z over the largest distance by which
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from importlib import metadata
 from pathlib import Path
@@ -231,7 +231,9 @@ class LedgerEntry:
             )
         yield from self._differences_from_target(privacy)
 
-    def _differences_from_cell(self, cell: "Cell", streams: Sequence[ReleaseStream]) -> Iterator[str]:
+    def _differences_from_cell(
+        self, cell: "Cell", streams: Sequence[ReleaseStream], evaluated_cell: "Cell | None" = None
+    ) -> Iterator[str]:
         """Describe differences in participation, running sums, weights and increment diameter.
 
         Only noisy streams are compared.  The weight is that of a data record in its silo for a silo's own stream,
@@ -241,12 +243,17 @@ class LedgerEntry:
         Args:
             cell: Resolved scenario of the record, or of its first step or evaluations as a run.
             streams: Release streams of the cell.
+            evaluated_cell: Resolved scenario whose evaluations `cell` is, or None.
 
         Raises:
             InputError: A smaller increment diameter cannot be recomputed.
             IndexError: A stream is of a silo that the scenario does not have.
         """
-        from fedpriv.claims.recomputed import recompute_diameter, recompute_sums
+        from fedpriv.claims.recomputed import (
+            recompute_diameter,
+            recompute_evaluation_diameter,
+            recompute_sums,
+        )
         from fedpriv.plan.plan import silo_weights
 
         unit, sizes = cell.privacy.protected_unit, cell.batch_sizes
@@ -278,8 +285,13 @@ class LedgerEntry:
                     f"per_record of {stream.party_name} is {stream.record_weight:.6g}, and the scenario gives "
                     f"{other_weights[0]:.6g}"
                 )
-            if stream.increment_diameter < APART and stream.increment_diameter != (
-                diameter := recompute_diameter(cell)
+            if stream.increment_diameter < APART and not _is_close(
+                stream.increment_diameter,
+                diameter := (
+                    recompute_diameter(cell)
+                    if evaluated_cell is None
+                    else recompute_evaluation_diameter(evaluated_cell)
+                ),
             ):
                 yield (
                     f"apart of {stream.party_name} is {stream.increment_diameter:.6g}, and the scenario gives "
@@ -331,8 +343,8 @@ class LedgerEntry:
     def _differences_of_evaluations(self) -> Iterator[str]:
         """Describe how evaluations by silos differ from those that the scenario asks for.
 
-        Their presence, number, μ and increment diameter are compared, and, if they have noise, silos and relation.
-        If the scenario is resolved, participation, weights and running sums of noisy ones are compared, too.
+        Their presence, number and μ are compared, and, if they have noise, silos and relation.  If the scenario is
+        resolved, participation, weights, running sums and increment diameters of noisy ones are compared, too.
         """
         from fedpriv.plan.evaluation import evaluation_cell
 
@@ -362,9 +374,8 @@ class LedgerEntry:
             f"evaluation.releases {difference}" for difference, is_found in is_different.items() if is_found
         )
         if self.resolved_cell is not None:
-            # The diameter of curves' increments is not that of the cell's model.
-            streams = [replace(stream, increment_diameter=APART) for stream in tests]
-            for difference in self._differences_from_cell(evaluation_cell(self.resolved_cell), streams):
+            cell = self.resolved_cell
+            for difference in self._differences_from_cell(evaluation_cell(cell), tests, cell):
                 yield f"evaluation.releases: {difference}"
         mu, target = evaluation_mu(tests), section.get("mu")
         if not _is_close(self.claimed_test_mu, mu):
@@ -415,9 +426,9 @@ class LedgerEntry:
                 private and not _cover_all_silos(private, self.trust, record["silos"])
             ):
                 return False
-        if privacy.get("shares") and not _promise_shares([stream for stream in rounds if stream.std], privacy):
-            return False
-        return all(
+        return (
+            not privacy.get("shares") or _promise_shares([stream for stream in rounds if stream.std], privacy)
+        ) and all(
             (noisy_stream.relation, noisy_stream.unit) == (privacy["relation"], self._sections[1].protected_unit)
             for noisy_stream in noisy
         )

@@ -345,8 +345,14 @@ def make_release_streams(plan: Plan, rounds: int) -> tuple[ReleaseStream, ...]:
 
 def make_silo_stream(plan: Plan, silo: int, rounds: int) -> ReleaseStream:
     """Return the stream of one silo's own releases, with standard deviation 0 if the silo adds no noise."""
-    weight = plan.unit.weight_in_silo(plan.batch_sizes[silo])
-    return _make_stream(plan, f"silo {silo}", silo, weight, float(plan.noise.std_of(silo)), rounds)
+    return _make_stream(
+        plan,
+        f"silo {silo}",
+        silo,
+        plan.unit.weight_in_silo(plan.batch_sizes[silo]),
+        float(plan.noise.std_of(silo)),
+        rounds,
+    )
 
 
 def _make_stream(

@@ -15,7 +15,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -27,11 +27,11 @@ from fedpriv.data.layout import FeatureLayout, InputLayout
 from fedpriv.loss.objective import Objective
 from fedpriv.participation.orders import FreshOrder
 from fedpriv.plan.calibration import batch_clips
-from fedpriv.plan.evaluation import first_step_cell, make_evaluation_plan
+from fedpriv.plan.evaluation import EvaluationPlan, assume_scaling, first_step_cell, make_evaluation_plan
 from fedpriv.plan.plan import Plan, make_plan, make_problem, make_uncalibrated_parts
 from fedpriv.plan.task import ModelInputs, make_schema_task
 from fedpriv.scenario.load import resolve_cell
-from fedpriv.scenario.schema import Cell
+from fedpriv.scenario.schema import Cell, ModelSection
 
 ROUNDS_PART, EVALUATIONS_PART = "the rounds", "the evaluations"
 """Keys of `RunPlans.plans`, in addition to `FIRST_STEP`."""
@@ -273,6 +273,18 @@ def recompute_diameter(cell: Cell) -> float:
         InputError: If the narrow model cannot be planned.
     """
     return make_plan(cell, _narrow_objective(cell, 1)).increment_diameter
+
+
+def recompute_evaluation_diameter(cell: Cell) -> float:
+    """Return the increment diameter of a scenario's evaluations by curves, in clips.
+
+    The diameter depends on no model, so a network is planned for the scenario's table.
+
+    Raises:
+        InputError: If the evaluations cannot be planned.
+    """
+    objective = _narrow_objective(cell.model_copy(update={"model": ModelSection(name="mlp")}), 1)
+    return cast(EvaluationPlan, make_evaluation_plan(assume_scaling(cell), objective)).plan.increment_diameter
 
 
 def _narrow_objective(cell: Cell, width: int) -> Objective:
