@@ -1,15 +1,12 @@
 """Privacy claim of a run: guarantee, neighbouring relation and unit, computed from its releases.
 
-A number without its neighbouring relation and its unit says nothing.  A `PrivacyClaim` holds all three.
-
 * A stream is the sequence of releases of one party, such as a silo or the server, over the rounds of one step.
   Silos with equal weights and noise may share one.
 * A step is the rounds of a run, or its first step: a release before the rounds, about the same records, by whose
   result columns of numbers are scaled.
 * A unit is what neighbouring data sets differ in, such as a record or a person.  The relation says how they differ
   in it: another unit takes its place (replace-one), or it contributes zero (zero-out).
-* μ by counting is the upper bound on μ without the surcharge of a paper's constants.  It is below the charged μ
-  where these constants charge more.
+* μ by counting is the upper bound on μ without the surcharge of a paper's constants.
 * A cell is one run of a scenario, with an entry in results.json.
 """
 
@@ -43,7 +40,7 @@ if TYPE_CHECKING:
 EXACT_ASSUMPTIONS = (
     "up to 2^-60 in total variation (δ grows by (1 + e^ε) · 2^-60), if AES-256 is a pseudorandom permutation"
 )
-"""Assumptions of an exact release's guarantee.  Its slack is checked when the run is planned."""
+"""Assumptions of an exact release's guarantee."""
 REAL_ASSUMPTIONS = "in real arithmetic"
 """Assumption of the guarantee of a release in floating point."""
 GROUP_SIZES = (2, 8)
@@ -65,8 +62,7 @@ class PrivacyClaim(Generic[Promise]):
     """Guarantee with its neighbouring relation and its unit of protection.
 
     Guarantee: `guarantee` holds for neighbouring data sets under `relation` that differ in one `unit`, whatever
-    the adversary knows about all other units.  If the sensitivity rests on more than clipping, it holds only if
-    `Mechanism.assumption` does.
+    the adversary knows about other units, if the assumption of the mechanism (`Mechanism.assumption`) does.
     """
 
     guarantee: Promise
@@ -80,9 +76,7 @@ class PrivacyClaim(Generic[Promise]):
     """Smaller upper bound on μ by exact counting, or None if none is known."""
 
     def figures(self, delta: float) -> dict[str, Any]:
-        """Return all figures at δ by their names in results.json, with None for figures that do not exist.
-
-        Bounds for several records are None for other units than records.
+        """Return the figures at δ by their names in results.json, with None for figures that do not exist.
 
         Raises:
             InputError: δ is out of the range of the guarantee.
@@ -99,7 +93,7 @@ class PrivacyClaim(Generic[Promise]):
         }
 
     def conversions(self, delta: float) -> dict[str, Any]:
-        """Return the guarantee in each of its forms, with ε at `delta`, relation and unit."""
+        """Return the guarantee in its forms, such as μ and ε at `delta`, with relation and unit."""
         return {**self.guarantee.conversions(delta), "relation": self.relation, "unit": self.unit.description}
 
     def format_sentence(self, style: Style, delta: float) -> str:
@@ -110,15 +104,16 @@ class PrivacyClaim(Generic[Promise]):
 def describe_cells(cells: Sequence[Mapping[str, Any]]) -> str:
     """Describe the claim of cells of results.json whose claims differ in their figures only.
 
-    The text has the unit, the relation, the trust setting, the privacy figures (such as ε) or their ranges over
-    the cells, the source of the noise, the assumptions of exact releases, and the silos' own ε if these differ
-    (`describe_silo_budgets`).  Or it says that the run adds no noise.
+    The text has the unit, the relation, the trust setting, the privacy figures or their ranges over the cells, the
+    source of the noise, the assumptions of exact releases, and the silos' own ε if these differ, or it says that
+    the run adds no noise.
 
     Args:
         cells: One or more cells, as in results.json.
 
     Raises:
         InputError: If releases cannot be accounted for, or there is no such trust setting.
+        KeyError, TypeError or ValueError: If a cell has another form.
     """
     first = cells[0]
     server = find_trust(first["trust"]).title
@@ -139,15 +134,14 @@ _EPSILON_TOLERANCE, _MAX_NAMED_SILOS = 1e-6, 12
 def describe_silo_budgets(streams: Sequence["ReleaseStream"], delta: float) -> str:
     """Describe the ε at δ of each silo's messages, or return "" if these are equal or no silo has one.
 
-    In place of more than 12 figures, the text has the smallest and the largest ε only.
+    In place of more than 12 figures, the text has the smallest and the largest ε.
 
-    Guarantee: every ε is computed from the streams of releases, so that a silo's ε follows from the noise that the
-    silo added, whatever noise the scenario asked for.  The rounds of a silo are composed with the first step about
-    its records, whoever released it.
+    Guarantee: every ε is computed from the streams of releases, and so from the noise that the silo added.  The
+    rounds of a silo are composed with the first step about its records, whoever released it.
 
     Args:
         streams: All streams of the run.
-        delta: δ of each ε.
+        delta: δ of the ε.
 
     Raises:
         InputError: If a silo's streams cannot be accounted for or composed.
@@ -168,7 +162,7 @@ def describe_silo_budgets(streams: Sequence["ReleaseStream"], delta: float) -> s
     if not party_epsilons or max(epsilons) <= min(epsilons) * (1.0 + _EPSILON_TOLERANCE):
         return ""
     preface = (
-        "Every silo has a budget of its own, and figures without a silo's name are of the one protected least"
+        "Every silo has a budget of its own, and figures without a silo's name hold for the records of any silo"
     )
     if len(party_epsilons) > _MAX_NAMED_SILOS:
         return (
@@ -211,9 +205,9 @@ _FIGURES = ("mu", "zcdp", "epsilon", "epsilon_paper", "counted_mu")
 def _format_line(
     claim: PrivacyClaim[Guarantee], figure_sets: Sequence[Mapping[str, Any]], delta: float, server: str
 ) -> str:
-    """Return unit, relation, trust setting and each figure, as a number or as a range over `figure_sets`.
+    """Return unit, relation, trust setting and figures, as numbers or as ranges over `figure_sets`.
 
-    `server` is the trust setting as ", untrusted server", or "" to leave it out.
+    `server` is the trust setting, such as ", untrusted server", or "" to leave it out.
     """
     values = {name: [facts[name] for facts in figure_sets if facts.get(name) is not None] for name in _FIGURES}
     ranges = {
@@ -228,10 +222,7 @@ def _format_line(
 
 
 def format_figures(facts: Mapping[str, Any]) -> str:
-    """Return the figures of a claim with their δ in one line: "μ = 1, ε = 4.378 at δ = 1e-05".
-
-    A claim without a μ has ε and δ only.
-    """
+    """Return μ, if the claim has one, and ε with its δ in one line: "μ = 1, ε = 4.378 at δ = 1e-05"."""
     pair = format_epsilon_delta(facts["epsilon"], facts["delta"])
     return pair if facts["mu"] is None else f"μ = {format_upper(facts['mu'])}, {pair}"
 
@@ -298,8 +289,8 @@ def compute_claim(streams: Sequence["ReleaseStream"]) -> PrivacyClaim[Guarantee]
 
     Guarantee: in each step, the streams of at most `unit.max_silos` silos contain contributions of one unit.  As
     many silos are charged, those of largest μ, composed.  A stream of sums over silos is charged once, with the
-    unit's weight in all of them.  Records are in one silo each, so for records the worst stream of a step is
-    charged.  Steps of a run, which read the same records, are composed: μ² = Σ μ_step².
+    unit's weight in all of them.  For a unit in one silo, such as a record, that is the worst stream of a step.
+    Steps, which read the same records, are composed: μ² = Σ μ_step².
 
     Raises:
         InputError: If streams have different relations or units, or cannot be accounted for or compared, or if
@@ -316,8 +307,8 @@ def compute_claim(streams: Sequence["ReleaseStream"]) -> PrivacyClaim[Guarantee]
 def _compose_claims(claims: Sequence[PrivacyClaim[Guarantee] | None]) -> PrivacyClaim[Guarantee] | None:
     """Compose the claims of all steps of a run, or return None if a step has no claim.
 
-    The μ of the result is √Σμ² over the steps.  Its μ by counting is composed alike, with the charged μ of a step
-    without one, and is None if no step has one.
+    The μ of the result is √Σμ² over the steps.  Its μ by counting is composed alike, from the charged μ of steps
+    that have none, and is None if no step has one.
 
     Args:
         claims: Claim of each step, or None for a step without noise.
@@ -347,8 +338,8 @@ def _compose_claims(claims: Sequence[PrivacyClaim[Guarantee] | None]) -> Privacy
 def _compute_step_claim(streams: Sequence["ReleaseStream"]) -> PrivacyClaim[Guarantee] | None:
     """Compute the claim of the streams of one step, or None without streams or if one has no noise.
 
-    A unit with records in one silo is in one of the streams, so that the weakest guarantee of the streams is
-    claimed.  For a unit in several silos, the largest μ of that many silos are composed.
+    A unit in one silo is in one of the streams, so that the weakest guarantee is claimed.  For a unit in k silos,
+    the k largest μ are composed.
 
     Raises:
         InputError: If streams have different relations or units, or cannot be accounted for or compared, or if
@@ -386,11 +377,12 @@ def _compute_step_claim(streams: Sequence["ReleaseStream"]) -> PrivacyClaim[Guar
 def _compose_silos(
     streams: Sequence["ReleaseStream"], guarantees: Sequence[Guarantee], max_silos: int
 ) -> Guarantee:
-    """Return the guarantee of a unit in up to `max_silos` silos: the composition of their largest μ.
+    """Return the guarantee of a unit in up to `max_silos` silos: the composition of that many largest μ.
 
     Raises:
         InputError: If a guarantee has no μ.
     """
+    # A stream of k silos alike has its μ k times, and one of a server or of sums, whose `silos` are empty, once.
     if (mus := mus_of(guarantees)) is None:
         raise InputError(f"shared = {max_silos}: persons in several silos are accounted for in public orders only")
     silo_mus = [mu for stream, mu in zip(streams, mus, strict=True) for _ in stream.silos[:max_silos] or (0,)]
@@ -417,12 +409,11 @@ def _compute_claim_from_text(text: str) -> PrivacyClaim[Guarantee] | None:
 
 
 def claim_figures(claim: PrivacyClaim[Guarantee] | None, delta: float) -> dict[str, Any]:
-    """Return all figures of a claim at δ by their names in results.json, with None for missing ones.
+    """Return the figures of a claim at δ by their names in results.json, with None for missing ones.
 
     Without a claim the relation and the unit are left out.
 
-    Guarantee: the figures depend on the claim and δ alone, so that a table cannot show the figure of a release
-    that was not made.
+    Guarantee: the figures depend on the claim and δ alone.
     """
     if claim is not None:
         return claim.figures(delta)
@@ -435,9 +426,8 @@ def group_epsilons(guarantee: Guarantee, delta: float) -> Mapping[int, float]:
     """Compute ε at δ for k units together, by k in `GROUP_SIZES`.
 
     Guarantee: the value holds wherever the k units take part.  In a public order it is that of k·μ, which is exact
-    if μ is, and if all k units can meet in the same rounds.  For secret rounds it is the smallest of up to three
-    bounds: the chain through k neighbours, k·μ of rounds that are public, and the distribution of the number of
-    the k units that take part.  The first two bounds always exist.
+    if μ is, and if all k units can meet in the same rounds.  For secret rounds it is the smallest of the chain
+    through k neighbours, k·μ of rounds that are public, and, where there is one, the curve of k units together.
     """
     return {size: guarantee.epsilon_of_group(size, delta) for size in GROUP_SIZES}
 
@@ -445,8 +435,7 @@ def group_epsilons(guarantee: Guarantee, delta: float) -> Mapping[int, float]:
 def group_bounds(guarantee: Guarantee, delta: float) -> dict[str, dict[str, float | None]]:
     """Return the bounds for k units together as data, by k: ε at δ, and μ or None.
 
-    Guarantee: k records of one person are protected at least as these bounds say, whichever
-    rounds they take part in.
+    Guarantee: k units are protected at least as these bounds say, whichever rounds they take part in.
     """
     mu = guarantee.mu
     return {
@@ -456,7 +445,7 @@ def group_bounds(guarantee: Guarantee, delta: float) -> dict[str, dict[str, floa
 
 
 def describe_group_privacy(guarantees: Sequence[Guarantee], delta: float) -> str:
-    """Describe ε at δ for several records of one person, the largest of all runs with these guarantees."""
+    """Describe ε at δ for several records of one person, the largest over runs with these guarantees."""
     return (
         f"One person's records together, in the run that protects least, at δ = {format_upper_delta(delta)}: "
         + ", ".join(
@@ -488,8 +477,8 @@ def evaluation_mu(streams: Sequence["ReleaseStream"]) -> float | None:
     """Compute μ of all evaluations for each test record from their streams, or None without noise.
 
     Raises:
-        InputError: If `compute_claim` refuses the streams, or they have no μ, because records take part in secret,
-            which no evaluation does.
+        InputError: If `compute_claim` refuses the streams, or their records take part in secret, so that they have
+            no μ.
     """
     claim = compute_claim(streams)
     if claim is not None and claim.guarantee.mu is None:
@@ -535,15 +524,14 @@ def evaluation_to_data(
 def describe_evaluation(evaluation: Mapping[str, Any], delta: float) -> str:
     """Describe federated evaluation from its entry in results.json.
 
-    Silos evaluate the model on their own test records.  The figures are recomputed from the entry's releases.
+    The figures are recomputed from the entry's releases.
 
     Args:
         evaluation: Entry `evaluation` of a cell of results.json, with one release stream or more.
         delta: δ of the ε in the text.
 
     Raises:
-        InputError: If a release has a value that no run has, or the releases cannot be accounted for together by a
-            μ.
+        InputError: If a release has a value that no run has, or `evaluation_mu` refuses the releases.
         KeyError, TypeError or ValueError: If the entry or a release has another form.
     """
     from fedpriv.claims.ledger import stream_from_data
@@ -584,8 +572,7 @@ def add_external_first_step(
 ) -> tuple["ReleaseStream", ...]:
     """Add a first step to the streams of a run that uses the result of one without having taken it.
 
-    A run may scale columns of numbers by the result of a first step that was taken elsewhere.  Such a step is
-    added as one Gaussian release by a party named "elsewhere".  A run without noise gets no step.
+    The step is one Gaussian release by a party named "elsewhere".  A run without noise gets none.
 
     Guarantee: a run with noise that uses the result of a first step is charged for one.  The charge is the step
     that the run took if its streams include one, and otherwise a Gaussian release elsewhere of the whole μ, up to

@@ -1,11 +1,9 @@
 """Ledger entries of a run: its releases and claims, a comparison of the two, and dp-accounting events.
 
 An event is plain data here, {"class": NAME, FIELD: VALUE, …} with the names and fields of dp-accounting's classes.
-docs/python.md makes the objects.
 
 * A cell is one run of a scenario.  Its record is its entry in results.json, or its line of cells.jsonl: the
-  scenario, the figures of privacy that were written, and the releases.  `record` means this record, not one of a
-  silo's data.
+  scenario, the figures of privacy that were written, and the releases.  A silo's records are called data records.
 * A stream is the releases of one party over the rounds of a step, with the noise, the clips and the weight of one
   data record.  Silos with equal weights and noise may share one.  A step is the rounds, or a first step: a release
   before them by whose result columns are scaled.
@@ -14,15 +12,14 @@ docs/python.md makes the objects.
 * The participation says which data records take part in which rounds: in a public order, or in secret.
 
 In real arithmetic, a stream in a public order is a Gaussian mechanism.  With A s the running sums of the
-increments s, and A = B C (`noise.mechanism`), A s + B z is post-processing of C s + z.  One data record moves C s
-by at most a distance: the sensitivity, times the record's weight and the factor of the neighbouring relation.  The
-noise multiplier of a Gaussian event is the noise's standard deviation over this distance.
+increments s, and A = B C (`noise.mechanism`), A s + B z is post-processing of C s + z.  The noise multiplier of a
+Gaussian event is the standard deviation of z over the largest distance by which one data record moves C s.
 """
 
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from importlib import metadata
 from pathlib import Path
@@ -54,10 +51,7 @@ if TYPE_CHECKING:  # these import torch, for which a reader of a ledger need not
 _LEAKY_COPIES_VERSION = "0.3.0"
 """Version of fedpriv in which a record that took part moved the copies of other records."""
 _MAX_RATIO = 1.01
-"""Largest ratio of two numerical figures for one run, and of a target to the claim of its run.
-
-Earlier versions bounded some runs less closely.
-"""
+"""Largest ratio of two numerical figures for one run, which versions bound more or less closely."""
 
 
 @dataclass(frozen=True)
@@ -101,7 +95,7 @@ class LedgerEntry:
         """Record of the cell, with its figures of privacy computed anew from the releases.
 
         Guarantee: the figures of `claim_figures`, a `rho` that is not None, and the figures of evaluations are
-        computed from the releases, whatever was written beside these.
+        computed from the releases.
 
         Raises:
             InputError: Releases cannot be accounted for.
@@ -138,11 +132,11 @@ class LedgerEntry:
         A record that lacks a field that is compared, or has one of another form, is described, too.
 
         Guarantee: in a record without a disagreement, trust, silos, relation, unit and δ are those of the
-        scenario, whatever is written beside the scenario.  The claim of the releases keeps the scenario's target,
-        up to 1 % of a numerical ε.  Where this program can resolve the scenario (`resolved_cell`), the number of
-        rounds is the scenario's, too, and so are participation and weights of rounds with noise, and clips, decay,
-        period and the mechanism's name as far as `recompute_sums` gives them.  The same holds for a first step
-        that the run took, and for evaluations, which have their own target.
+        scenario.  The claim of the releases keeps the scenario's target, up to 1 % of a numerical ε.  Where this
+        program can resolve the scenario (`resolved_cell`), the number of rounds is the scenario's, too, and so are
+        participation and weights of rounds with noise, and clips, decay, period and the mechanism's name as far as
+        `recompute_sums` gives them.  The same holds for a first step that the run took, and for evaluations, which
+        have their own target.
         """
         try:
             return next(
@@ -160,8 +154,7 @@ class LedgerEntry:
     def resolved_cell(self) -> "Cell | None":
         """Resolved scenario, or None if it cannot be resolved and names code that is not imported here.
 
-        Such code is an algorithm, a model, a mechanism or a sampling of a user.  A model that is named by its
-        import path counts as such, too.
+        Such code is a user's algorithm, model, mechanism or sampling, or a model that is named by its import path.
 
         Raises:
             InputError: The scenario cannot be resolved, and its names are known.
@@ -202,8 +195,7 @@ class LedgerEntry:
         """Describe differences of the record and its streams from the record's scenario.
 
         If the scenario names code that is not imported here, rounds, participation, weights and running sums are
-        not compared.  An increment diameter below two clips then counts as a difference, because it cannot be
-        checked.
+        not compared, and an increment diameter below two clips counts as a difference.
 
         Raises:
             InputError, LookupError, TypeError, AttributeError or ValueError: The record is none of a run.
@@ -239,23 +231,29 @@ class LedgerEntry:
             )
         yield from self._differences_from_target(privacy)
 
-    def _differences_from_cell(self, cell: "Cell", streams: Sequence[ReleaseStream]) -> Iterator[str]:
+    def _differences_from_cell(
+        self, cell: "Cell", streams: Sequence[ReleaseStream], evaluated_cell: "Cell | None" = None
+    ) -> Iterator[str]:
         """Describe differences in participation, running sums, weights and increment diameter.
 
         Only noisy streams are compared.  The weight is that of a data record in its silo for a silo's own stream,
         and otherwise the largest weight in the mean over silos.  Clips, decay, period and the mechanism's name are
-        compared as far as `recompute_sums` gives them.  An increment diameter of two clips, which bounds every
-        other one, is not compared.
+        compared as far as `recompute_sums` gives them, and an increment diameter if it is below two clips.
 
         Args:
             cell: Resolved scenario of the record, or of its first step or evaluations as a run.
             streams: Release streams of the cell.
+            evaluated_cell: Resolved scenario whose evaluations `cell` is, or None.
 
         Raises:
             InputError: A smaller increment diameter cannot be recomputed.
             IndexError: A stream is of a silo that the scenario does not have.
         """
-        from fedpriv.claims.recomputed import recompute_diameter, recompute_sums
+        from fedpriv.claims.recomputed import (
+            recompute_diameter,
+            recompute_evaluation_diameter,
+            recompute_sums,
+        )
         from fedpriv.plan.plan import silo_weights
 
         unit, sizes = cell.privacy.protected_unit, cell.batch_sizes
@@ -287,8 +285,13 @@ class LedgerEntry:
                     f"per_record of {stream.party_name} is {stream.record_weight:.6g}, and the scenario gives "
                     f"{other_weights[0]:.6g}"
                 )
-            if stream.increment_diameter < APART and stream.increment_diameter != (
-                diameter := recompute_diameter(cell)
+            if stream.increment_diameter < APART and not _is_close(
+                stream.increment_diameter,
+                diameter := (
+                    recompute_diameter(cell)
+                    if evaluated_cell is None
+                    else recompute_evaluation_diameter(evaluated_cell)
+                ),
             ):
                 yield (
                     f"apart of {stream.party_name} is {stream.increment_diameter:.6g}, and the scenario gives "
@@ -323,10 +326,7 @@ class LedgerEntry:
             )
 
     def _differences_from_streams(self) -> Iterator[str]:
-        """Describe differences of the record's figures, releases and engine from the streams and the scenario.
-
-        An ε without a μ is computed numerically, and may be up to 1 % larger in the record.
-        """
+        """Describe differences of the record's figures, releases and engine from the streams and the scenario."""
         mu, epsilon = self._figures["mu"], self._figures["epsilon"]
         if not _is_close(self.claimed_mu, mu):
             yield f"mu is {self.claimed_mu!r:.60}, and the releases give {mu!r:.60}"
@@ -343,9 +343,8 @@ class LedgerEntry:
     def _differences_of_evaluations(self) -> Iterator[str]:
         """Describe how evaluations by silos differ from those that the scenario asks for.
 
-        Their presence, number and increment diameter are compared, silos and relation if they have noise, their μ
-        with the target of the scenario, and the record's μ for them with the one that their releases give.  If the
-        scenario is resolved, participation, weights and running sums of noisy ones are compared, too.
+        Their presence, number and μ are compared, and, if they have noise, silos and relation.  If the scenario is
+        resolved, participation, weights, running sums and increment diameters of noisy ones are compared, too.
         """
         from fedpriv.plan.evaluation import evaluation_cell
 
@@ -375,9 +374,8 @@ class LedgerEntry:
             f"evaluation.releases {difference}" for difference, is_found in is_different.items() if is_found
         )
         if self.resolved_cell is not None:
-            # The diameter of curves' increments is not that of the cell's model.
-            streams = [replace(stream, increment_diameter=APART) for stream in tests]
-            for difference in self._differences_from_cell(evaluation_cell(self.resolved_cell), streams):
+            cell = self.resolved_cell
+            for difference in self._differences_from_cell(evaluation_cell(cell), tests, cell):
                 yield f"evaluation.releases: {difference}"
         mu, target = evaluation_mu(tests), section.get("mu")
         if not _is_close(self.claimed_test_mu, mu):
@@ -388,10 +386,7 @@ class LedgerEntry:
             yield f"evaluation.releases give mu = {mu!r:.20}, and the scenario asks for {target!r:.20}"
 
     def _figures_match_claim(self) -> bool:
-        """Whether relation, unit, zCDP and the paper's ε in the record are those of the claim.
-
-        Figures that the claim does not have are not compared.
-        """
+        """Whether relation, unit, zCDP and the paper's ε, where the claim has them, are those of the record."""
         record, figures = self.record, self._figures
         return all(record[name] == figures[name] for name in ("relation", "unit") if name in figures) and all(
             _is_close(record[name], figures[name])
@@ -402,10 +397,9 @@ class LedgerEntry:
     def _streams_match_scenario(self) -> bool:
         """Whether streams have all rounds of the record and steps of its scenario, and noisy ones all silos.
 
-        Only a deployment, or a simulation in integers, may have integers in its streams.
-        A scenario with `data.scale` needs a first step if the run has noise.  If the run did not take this step
-        itself, a stream of the party "elsewhere" (`EXTERNAL_PARTY`) stands for it.  Noisy streams also have to
-        have the relation and the unit of [privacy], and to keep the targets that it sets for single silos.
+        A scenario with `data.scale` needs a first step if the run has noise: its own one, or a stream of the party
+        "elsewhere" (`EXTERNAL_PARTY`).  Noisy streams also need the relation and the unit of [privacy], and keep
+        the targets that it sets for single silos.
         """
         record, noisy = self.record, [stream for stream in self.streams if stream.std]
         first_steps, rounds = (
@@ -432,18 +426,17 @@ class LedgerEntry:
                 private and not _cover_all_silos(private, self.trust, record["silos"])
             ):
                 return False
-        if privacy.get("shares") and not _promise_shares([stream for stream in rounds if stream.std], privacy):
-            return False
-        return all(
+        return (
+            not privacy.get("shares") or _promise_shares([stream for stream in rounds if stream.std], privacy)
+        ) and all(
             (noisy_stream.relation, noisy_stream.unit) == (privacy["relation"], self._sections[1].protected_unit)
             for noisy_stream in noisy
         )
 
     def _charges_whole_share(self, scale: Mapping[str, Any] | None, first_steps: Sequence[ReleaseStream]) -> bool:
-        """Whether a first step elsewhere, if there is one, has its whole share of the claimed μ.
+        """Whether a first step elsewhere, if there is one, has its whole share of the claimed μ, or more.
 
-        Such a step is one that the run did not take itself, and that its claim counts.  Its μ has to be the
-        claimed μ times the root of `data.scale.share`, or more.
+        The share is the claimed μ times the root of `data.scale.share`.
         """
         if all(stream.party_name != EXTERNAL_PARTY for stream in first_steps):
             return True
@@ -470,8 +463,7 @@ def _promise_shares(streams: Sequence[ReleaseStream], section: Mapping[str, Any]
     """Whether every silo's stream keeps the target that [privacy] sets for this silo.
 
     A stream keeps its target if its ε at the scenario's δ is at most that of the target, up to rounding for a μ,
-    and up to 1 % for a curve of (ε, δ).  The result is also False if [privacy] is malformed, or has no share for a
-    silo of a stream.
+    and up to 1 % for a curve of (ε, δ).  A malformed [privacy], or one without a share for a silo, gives False.
 
     Args:
         streams: Streams of the rounds, with noise.
@@ -506,10 +498,7 @@ def _is_close(claimed: float | None, recomputed: float | None) -> bool:
 
 
 def _bounds_epsilon(claimed: float | None, recomputed: float | None, exact: bool) -> bool:
-    """Whether a claimed ε is the recomputed one, or for numerical accounting a bound a little above it.
-
-    Versions of this program bound sampled runs more or less closely, and a larger bound is still a bound.
-    """
+    """Whether a claimed ε is the recomputed one, or, unless `exact`, a bound up to 1 % above it."""
     return (
         _is_close(claimed, recomputed)
         if exact or claimed is None or recomputed is None
@@ -550,6 +539,7 @@ def read_ledger(folder: Path) -> list[LedgerEntry]:
     Raises:
         InputError: If results.json is missing, if a file is no ledger, if a release is none that a run can have,
             or if a cell is refused by `check_copies`.
+        OSError: If a file cannot be read for another reason.
     """
     path, newer_path = folder / "results.json", folder / "cells.jsonl"
     try:
@@ -569,7 +559,7 @@ def check_copies(source: Path | str, versions: Mapping[str, Any], cells: Iterabl
     """Refuse cells of fedpriv 0.3.0 with copies of records and secret participation.
 
     With `model.augment` a record's increment is computed on changed copies of its picture.  In version 0.3.0 cells
-    with both released more than their claim says.  A program that has this version itself refuses nothing.
+    with both released more than their claim says.
 
     Args:
         source: Folder or name of the run, for errors.
@@ -580,7 +570,7 @@ def check_copies(source: Path | str, versions: Mapping[str, Any], cells: Iterabl
         InputError: If such a cell is found.
         KeyError, TypeError or AttributeError: If a cell of version 0.3.0 has another form.
     """
-    # An editable installation of a later program may still have the number 0.3.0, so that nothing is refused.
+    # An editable installation of a later program may still have the number 0.3.0, and then refuses nothing.
     if versions.get("fedpriv") != _LEAKY_COPIES_VERSION or metadata.version("fedpriv") == _LEAKY_COPIES_VERSION:
         return
     for cell in cells:
@@ -600,8 +590,8 @@ _TOLERANCE = 1e-9
 def make_event_data(entry: LedgerEntry) -> dict[str, Any]:
     """Return a cell's event, the accountant's neighbouring relation for this event, and fedpriv's claim.
 
-    An event tells an accountant of dp-accounting what was released: round by round if that is possible, and
-    otherwise for the whole run at once.
+    An event describes releases to an accountant of dp-accounting, round by round if that is possible, and
+    otherwise the whole run at once.
 
     Guarantee: `event` under `neighboring_relation` dominates the cell's releases about one unit of training
     records under the cell's own relation, up to the slack of exact releases and a relative 1e-9 in μ.
@@ -634,11 +624,10 @@ def make_event_data(entry: LedgerEntry) -> dict[str, Any]:
 def _event_by_rounds(guarantee: Guarantee, streams: Sequence[ReleaseStream]) -> Event | None:
     """Return the event of a guarantee round by round, or None without a μ or a stream that gives one.
 
-    A stream gives an event by rounds if √Σ μ_t² over the rounds of its worst record is the guarantee's μ.  A round
-    of μ_t is a Gaussian event of noise multiplier 1/μ_t.  Equal rounds in a row become one repeated event.
+    A stream gives an event by rounds if √Σ μ_t² over the rounds of its worst data record is the guarantee's μ.  A
+    round of μ_t is a Gaussian event of noise multiplier 1/μ_t.  Equal rounds in a row become one repeated event.
 
-    Guarantee: in each of its forms, one Gaussian event or several, the event composes to the guarantee's μ, up to
-    a relative 1e-9 in which two sums of the same squares round.
+    Guarantee: the event, one Gaussian event or several, composes to the guarantee's μ, up to a relative 1e-9.
     """
     if guarantee.mu is None:
         return None
@@ -654,19 +643,19 @@ def _event_by_rounds(guarantee: Guarantee, streams: Sequence[ReleaseStream]) -> 
 
 
 def _mus_of_worst_record(stream: ReleaseStream) -> list[float]:
-    """Return μ_t of every round of the worst record of a fixed order, or [] if they are not known.
+    """Return μ_t of every round of the worst data record of a fixed order, or [] if they are not known.
 
-    A record of a fixed order takes part every `rounds_per_epoch` rounds, and the worst one has the largest Σ μ_t².
-    The μ_t are known if C is banded so that no two rounds of a record move the same row of C s, and never without
-    noise or in secret rounds.  Here C is the mechanism's factor, and s are the increments.
+    A data record takes part every `rounds_per_epoch` rounds there, and the worst one has the largest Σ μ_t².  The
+    μ_t are known if C is banded so that no two rounds of a data record move the same row of C s, and not without
+    noise or in secret rounds.
 
     For another public order the result is only a candidate, which the caller compares with the guarantee.
     """
-    # `blocks` has the number of bands and the norms of C's columns, or is None for a C that is not banded.
+    # Number of bands and norms of C's columns, (T,), or None for a C that is not banded.
     blocks, epoch_rounds = stream.mechanism.blocks(stream.workload), stream.schedule.rounds_per_epoch
     if stream.schedule.secret or stream.std == 0.0 or blocks is None or blocks.bands > epoch_rounds:
         return []
-    # How far a neighbour moves a sum, for clip 1 and sensitivity 1.  `blocks.norms` is (T,).
+    # How far a neighbour moves a sum, for clip 1 and sensitivity 1.
     distance = moved_by(stream.relation, stream.record_weight, 1.0, stream.increment_diameter)
     mus = distance * stream.workload.clips * blocks.norms / stream.std
     record_mus = [mus[first::epoch_rounds] for first in range(min(epoch_rounds, len(mus)))]

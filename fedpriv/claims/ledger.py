@@ -1,4 +1,4 @@
-"""Releases of a run as data, the only input of its accounting.
+"""Releases of a run as data, from which its privacy is accounted for.
 
 A `ReleaseStream` describes the releases of one party (a silo, several alike, or the server) or the sums of masked
 messages, over the rounds of a step.  A step is a part of a run: all its rounds, or its first step, a release
@@ -9,7 +9,7 @@ before round 1.
 * p_i is the weight of silo i in the mean over silos, and B_i its records (or other units) in a batch.
 * Participation says which records take part in which rounds: in a public order, which everybody may know, or in
   secret rounds, which amplify privacy.
-* An exact release is a sum of integers and discrete Gaussian noise, which are added without rounding.
+* An exact release is a sum of integers and discrete Gaussian noise.
 """
 
 import itertools
@@ -41,7 +41,7 @@ from fedpriv.plan.plan import Plan
 from fedpriv.plan.sums import IntegerRelease, RunningSums
 
 ROUNDS, FIRST_STEP = "rounds", "first step"
-"""Steps of a run.  The releases of one step about a record are accounted for together."""
+"""Steps of a run."""
 
 
 @dataclass(frozen=True)
@@ -56,8 +56,8 @@ class ReleaseStream:
     | `schedule` | participation: the rounds in which a record takes part | |
     | `decay` | decay of the running sum | |
     | `clips` | norm bound of each round's increments, in a mean over one batch (`batch_clips`) | gradient |
-    | `record_weight` | weight of one record's increment in the release: 1/B_i, or max p_i/B_i, in place of | |
-    | | which a unit in several silos has the sum of its largest p_i/B_i | |
+    | `record_weight` | weight of a record's increment in the release: 1/B_i in one silo's, and in a mean over | |
+    | | silos max p_i/B_i, or the sum of the largest p_i/B_i if a unit is in several silos | |
     | `relation` | neighbouring relation | |
     | `std` | standard deviation of a fresh noise vector's coordinates | gradient |
     | `period` | number of rounds after which the sums restart from 0, or None if they never do | rounds |
@@ -87,9 +87,9 @@ class ReleaseStream:
 
         For several silos alike, it is the guarantee of each one's own releases.
 
-        Guarantee: neighbours differ in one `unit` under `relation`, and the stream is what everybody except its
-        own party sees.  An exact release's guarantee follows from its integers and their noise, with every
-        rounding to the safe side, and holds up to `slack`.
+        Guarantee: neighbours differ in one `unit` under `relation`, and the adversary sees the stream, and not the
+        noise in it.  An exact release's guarantee follows from its integers and their noise, with roundings to the
+        safe side, and holds up to `slack`.
 
         Raises:
             InputError: If the stream cannot be accounted for.
@@ -100,8 +100,7 @@ class ReleaseStream:
             return self.schedule.guarantee(self.sums, self.std)
         # What a record moves through one of its secret rounds is a block, and its blocks must not overlap.
         if self.schedule.secret:
-            # Raises InputError if the rounds are no blocks, whoever wrote the data.
-            self.schedule.distance(self.sums)
+            self.schedule.distance(self.sums)  # raises InputError if they do
         # A silo's own stream has a unit's records in this silo; a sum or mean over silos, in up to `max_silos`.
         # There the displacements by a unit add up over silos, and so does their rounding.
         silo_mu, silo_count = (
@@ -114,7 +113,7 @@ class ReleaseStream:
 
     @property
     def silos(self) -> range:
-        """Numbers of the silos with separate streams like this one, or none for any other party."""
+        """Numbers of the silos, each with a stream like this one, or none for a server or a sum over silos."""
         match = _SILO_NAMES.fullmatch(self.party_name)
         return range(int(match[1]), int(match[2] or match[1]) + 1) if match else range(0)
 
@@ -124,7 +123,7 @@ class ReleaseStream:
         return 0.0 if self.integer_release is None else self._integer_claim(self.integer_release).slack
 
     def _integer_claim(self, integers: IntegerRelease) -> ExactClaim:
-        """Return the claim for the records of a unit in one silo."""
+        """Return the claim for the records of a unit in one silo, as if their rounds were public."""
         exponent, sigma, dimension, party_count = integers
         form = integer_form(self.mechanism, replace(self.workload, schedule=self.schedule.public_order))
         return claim_for_noise(
@@ -154,10 +153,9 @@ class ReleaseStream:
 
     @property
     def attained(self) -> bool:
-        """Whether the guarantee is an exact μ: no smaller one holds.
+        """Whether no smaller μ holds, if increments can be any vectors up to their clips.
 
-        Increments are presumed to be any vectors up to their clips.  An increment diameter below two clips
-        includes an allowance for rounding, a relative 2^-20, and is not attained.
+        An increment diameter below two clips includes an allowance for rounding, and is not attained.
         """
         return (
             self.integer_release is None
@@ -217,7 +215,6 @@ def stream_to_data(stream: ReleaseStream) -> dict[str, Any]:
 def stream_from_data(data: Mapping[str, Any]) -> ReleaseStream:
     """Convert plain data to a stream, the inverse of `stream_to_data`.
 
-    The key `owner` has the name of the party.  A stream without the key `step` is one of the rounds.
     Ranges of integers, and the numbers of some mechanisms, are checked only when the stream is accounted for.
 
     Raises:
@@ -308,9 +305,9 @@ def _read_increment_diameter(data: Mapping[str, Any], schedule: Participation) -
 def make_release_streams(plan: Plan, rounds: int) -> tuple[ReleaseStream, ...]:
     """Return the streams that the parties of a plan have released after its first `rounds` rounds.
 
-    Each party that adds noise has a stream, and consecutive silos with equal weights and noise share one.  Masked
-    messages are one stream: their sums, with the noise of all sources together.  A plan without noise has one
-    stream of "everyone", with standard deviation 0.
+    Parties that add noise have a stream each, or share one if they are consecutive silos with equal weights and
+    noise.  Masked messages are one stream: their sums, with the noise of all sources together.  A plan without
+    noise has one stream of "everyone", with standard deviation 0.
 
     Args:
         plan: Plan of the run.
@@ -348,8 +345,14 @@ def make_release_streams(plan: Plan, rounds: int) -> tuple[ReleaseStream, ...]:
 
 def make_silo_stream(plan: Plan, silo: int, rounds: int) -> ReleaseStream:
     """Return the stream of one silo's own releases, with standard deviation 0 if the silo adds no noise."""
-    weight = plan.unit.weight_in_silo(plan.batch_sizes[silo])
-    return _make_stream(plan, f"silo {silo}", silo, weight, float(plan.noise.std_of(silo)), rounds)
+    return _make_stream(
+        plan,
+        f"silo {silo}",
+        silo,
+        plan.unit.weight_in_silo(plan.batch_sizes[silo]),
+        float(plan.noise.std_of(silo)),
+        rounds,
+    )
 
 
 def _make_stream(

@@ -56,11 +56,10 @@ class CellOutcome(MetricsMixin):
         metrics: Metrics of the published model on the test set, or on the silos' test records, by name:
             "test_loss", "test_accuracy" (a share) for most classifications, and further ones.
         fraction_clipped: Fraction of increments that were clipped, or None if they are not counted.
-        wall_seconds: Share of this cell in the wall-clock time of the cells that were run together, plus the time
-            of its first step if it took one, in seconds.
+        wall_seconds: Wall-clock time in seconds, a share of it for cells that were run together.
         releases: Release streams of the run, its ledger.
-        gradient_evaluations: Number of gradients, or values, of single records, over all silos and rounds.  It is
-            an expectation if records are sampled.
+        gradient_evaluations: Number of gradients, or values, of single records, over silos and rounds, an
+            expectation if records are sampled.
         model: Published model, (d,).
     """
 
@@ -75,12 +74,9 @@ class CellOutcome(MetricsMixin):
     missed: Mapping[int, Sequence[int]] = field(default_factory=dict)
     """Rounds that a silo missed, by silo.  Its increment counted as 0 in these rounds."""
     bytes_sent: int = 0
-    """Bytes of one silo's messages in all rounds and a first step, without headers, if it misses none."""
+    """Bytes of one silo's messages, without headers, if it misses no round."""
     evaluations: tuple[ReleaseStream, ...] = ()
-    """Release streams of evaluations on the silos' test records, which are not the records of `releases`.
-
-    The tuple is empty if the server evaluated on a public test set.
-    """
+    """Release streams of evaluations on the silos' test records, or () if silos do not evaluate."""
 
 
 def make_outcome(
@@ -93,7 +89,7 @@ def make_outcome(
     absences: Mapping[int, Sequence[int]] | None = None,
     evaluations: tuple[ReleaseStream, ...] = (),
 ) -> CellOutcome:
-    """Make the outcome of a plan's first `rounds` rounds, with its release streams and its costs.
+    """Make the outcome of a plan's first `rounds` rounds, with release streams and costs.
 
     Args:
         plan: Plan of the run.
@@ -129,7 +125,7 @@ def count_gradient_evaluations(
     Args:
         plan: Plan of the run.
         rounds: Number of rounds that are counted.
-        absences: Rounds that a silo missed, by silo, all of them among the first `rounds`.
+        absences: Rounds of 1 … `rounds` that a silo missed, by silo.
     """
     counts_per_record = [
         plan.schedule.expected_batches(round_plan.step.t)
@@ -170,14 +166,12 @@ def evaluate_models(
 def evaluation_rounds(rounds: int, evaluations: int) -> frozenset[int]:
     """Return `evaluations` rounds, spaced evenly over 1 … rounds and including the last one.
 
-    If there are not more rounds than evaluations, all rounds are returned.
-
     Args:
         rounds: Number of rounds, 1 or more.
         evaluations: Number of evaluations, 1 or more.
 
     Returns:
-        Rounds after which there is an evaluation.
+        Rounds after which there is an evaluation: all rounds if they are not more than `evaluations`.
 
     Example:
         >>> sorted(evaluation_rounds(rounds=10, evaluations=4))
@@ -190,7 +184,7 @@ def evaluation_rounds(rounds: int, evaluations: int) -> frozenset[int]:
 class RunObserver:
     """Observer of the events of a run, a base class whose methods do nothing.
 
-    Override the methods that you need.  All calls come from one process and thread.
+    Override the methods that you need.
 
     `place` is the number of a cell.  It is an index of `Scenario.points` for the observer of a run, an index of
     the list of cells for the observer of an engine, and 0 for the observer of a server, which runs one cell.
@@ -229,7 +223,7 @@ class RunObserver:
         """
 
     def lost(self, worker: str, places: Sequence[int]) -> None:
-        """Handle the death of a worker, whose cells are run again unless the run then fails.
+        """Handle the death of a worker, whose cells have to be run again.
 
         Args:
             worker: Name of the worker.
@@ -240,7 +234,7 @@ class RunObserver:
         """Handle a message of one line for a person, which is no error."""
 
     def failed(self, error: FedprivError) -> None:
-        """Handle an error that ends the runs of cells, and that is also raised to the caller of the run."""
+        """Handle an error that ends the runs of cells."""
 
     def ended(self) -> None:
         """Handle the end of a run that was started: its cells are finished, or it was stopped, or it failed."""
@@ -249,9 +243,7 @@ class RunObserver:
 class ObserverGroup(RunObserver):
     """Group of observers that receives the events of an engine as one observer.
 
-    The events `started` and `ended`, which no engine sends, are not passed on.
-
-    An engine numbers cells by their index in `places`, and the observers get the numbers that are in `places`.
+    A cell's number i of the engine becomes `places[i]`.  The events `started` and `ended` are not passed on.
     """
 
     def __init__(self, places: Sequence[int], observers: Sequence[RunObserver]) -> None:

@@ -1,7 +1,6 @@
-"""Releases of a run, recomputed from its scenario.
+"""Releases of a run, recomputed from its scenario and compared with those in its record.
 
-The record of a run is its entry in results.json, with a list of its releases.  This list is compared with the
-recomputed releases.
+The record of a run is its entry in results.json.
 
 * A plan has what is known of a run before round 1, such as batch sizes, clips and noise.
 * A stream is the releases of one party over the rounds, or of several silos alike.  Its owner is the name of this
@@ -16,7 +15,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -28,16 +27,16 @@ from fedpriv.data.layout import FeatureLayout, InputLayout
 from fedpriv.loss.objective import Objective
 from fedpriv.participation.orders import FreshOrder
 from fedpriv.plan.calibration import batch_clips
-from fedpriv.plan.evaluation import first_step_cell, make_evaluation_plan
+from fedpriv.plan.evaluation import EvaluationPlan, assume_scaling, first_step_cell, make_evaluation_plan
 from fedpriv.plan.plan import Plan, make_plan, make_problem, make_uncalibrated_parts
 from fedpriv.plan.task import ModelInputs, make_schema_task
 from fedpriv.scenario.load import resolve_cell
-from fedpriv.scenario.schema import Cell
+from fedpriv.scenario.schema import Cell, ModelSection
 
 ROUNDS_PART, EVALUATIONS_PART = "the rounds", "the evaluations"
-"""Keys of `RunPlans.plans`, in addition to `FIRST_STEP`.  Messages use all three as names of a run's parts."""
+"""Keys of `RunPlans.plans`, in addition to `FIRST_STEP`."""
 _MAX_SIZE = 2**31
-"""Largest size in the shapes of a record that is accepted."""
+"""Largest accepted size in the shapes of a record."""
 _TOLERANCE = 1e-9
 """Relative tolerance for two numbers that are computed in the same way on two machines."""
 
@@ -69,12 +68,10 @@ class RunPlans:
 
         Guarantee: in a record that passes, the owner, mechanism, participation, decay, clips, weights, relation,
         noise, period, unit, integers, step and increment diameter of every stream are those of the plan, floats up
-        to a relative 1e-9.  A record with more noise than planned, which would be on the safe side, does not pass
-        either.
+        to a relative 1e-9.
 
         Raises:
-            InputError: If the model's dimension or a field of a stream differs.  The message names the first that
-                does.
+            InputError: If the model's dimension or a field of a stream differs.
             KeyError, TypeError or AttributeError: If the record has another form.
         """
         if (size := self.plans[ROUNDS_PART].objective.dimension) != record["dimension"]:
@@ -105,8 +102,7 @@ def recompute_plans(
         plan_first_step: Function that makes the plan of a first step from its cell.
 
     Raises:
-        InputError: If the run cannot be planned, or `releases` have a first step and `first_step_before` refuses
-            the cell.
+        InputError: If the run cannot be planned, or a first step in `releases` does not fit the cell.
     """
     # A first step that was taken elsewhere has no plan: `RunPlans.releases` adds it.
     plans = {ROUNDS_PART: make_plan(cell, objective, for_release=True)}
@@ -120,13 +116,12 @@ def recompute_plans(
 def first_step_before(cell: Cell) -> Cell:
     """Return the cell of the first step that gave a cell its means and deviations in [data.scale].
 
-    The first step is planned for a cell without means and deviations, so these are left out here.
-
     Raises:
         InputError: If the cell has no [data.scale], no table, or is refused by `first_step_cell`.
     """
     if cell.data.scale is None:
         raise InputError("record.releases: has a first step, and its scenario has no [data.scale]")
+    # A cell that has means already has no first step.
     scale = cell.data.scale.model_copy(update={"means": None, "deviations": None})
     first = first_step_cell(cell.model_copy(update={"data": cell.data.model_copy(update={"scale": scale})}))
     if first is None:
@@ -137,9 +132,7 @@ def first_step_before(cell: Cell) -> Cell:
 def describe_difference(
     plan_streams: Sequence[Mapping[str, Any]], record_streams: Sequence[Mapping[str, Any]]
 ) -> str | None:
-    """Describe the first field in which a record's streams differ from a plan's.
-
-    The owners of all streams are compared first, and then stream by stream the fields in alphabetical order.
+    """Describe the first field in which a record's streams differ from a plan's, after their owners.
 
     Args:
         plan_streams: Streams of the plan as plain data (`stream_to_data`).
@@ -169,8 +162,8 @@ def describe_difference(
 def _describe_value_difference(name: str, record_value: Any, plan_value: Any, owner: str) -> str | None:
     """Describe how two values of a field of an owner's stream differ, or return None if they are equal.
 
-    Dictionaries are compared key by key in alphabetical order, and the first difference is described.  Floats may
-    differ by a relative 1e-9.
+    Of dictionaries the first difference is described, with keys in alphabetical order.  Floats may differ by a
+    relative 1e-9.
 
     Args:
         name: Dotted name of the field, or "" for a whole stream.
@@ -199,10 +192,7 @@ def _is_equal(record_value: Any, plan_value: Any) -> bool:
 
 
 def shapes_to_data(layout: FeatureLayout, classes: int) -> dict[str, Any]:
-    """Return the public shapes of a silo's records, as the model sees them.
-
-    A plan needs these shapes, and no value of a record.
-    """
+    """Return the public shapes of a silo's records, as the model sees them, for `make_objective`."""
     return {
         "width": layout[0],
         "inputs": [[list(features.shape), features.kind] for features in layout.inputs],
@@ -220,15 +210,14 @@ def make_objective(cell: Cell, shapes: Mapping[str, Any]) -> Objective:
 
     Args:
         cell: Cell with the model and the data section.
-        shapes: Shapes as `shapes_to_data` returns them: `width`, the number of features; `inputs`, pairs of a
-            shape and a kind of values; `labels`, the shape of the labels of one row; `classes`, or 0 for labels
-            that are numbers.  At most 64 sizes, each from 1 to 2^31, are accepted, since the shapes may come from
-            anybody.
+        shapes: Shapes, which may come from anybody: `width`, the number of features; `inputs`, pairs of a shape
+            and a kind of values; `labels`, the shape of the labels of one row; `classes`, or 0 for labels that are
+            numbers.  At most 64 sizes, each from 1 to 2^31, are accepted.
 
     Raises:
         InputError: If the model runs code outside fedpriv or does not take such data, or sizes of `shapes` are out
             of their range.
-        KeyError, TypeError or ValueError: If `shapes` have another form.
+        KeyError, TypeError, ValueError or RuntimeError: If `shapes` have another form.
     """
     if cell.model.import_paths:
         raise InputError(f"the scenario's model runs {cell.model.import_paths[0]!r}, which no certificate may run")
@@ -252,10 +241,10 @@ def recompute_sums(cell: Cell) -> tuple[tuple[float, ...] | None, tuple[float, i
 
     Returns:
         A clip for each round, for a mean over one batch, and decay, period and the mechanism's name.  Either part
-        is None if it depends on shapes of records.  Both are None if the model runs code outside fedpriv or takes
-        no records of one or two numbers.
+        is None if it differs between records of one and of two numbers, and so depends on shapes.  Both are None
+        if the model runs code outside fedpriv, or takes no such records.
     """
-    # Clips depend on the seed only if the participation does, so that other seeds share a cached value.
+    # Without the seed, where the participation does not depend on it, cells of several seeds share a cached value.
     seed = cell.seed if isinstance(cell.schedule, FreshOrder) else 0
     return _cached_sums(json.dumps({**cell.canonical_data(), "seed": seed}, sort_keys=True))
 
@@ -264,6 +253,7 @@ def recompute_sums(cell: Cell) -> tuple[tuple[float, ...] | None, tuple[float, i
 def _cached_sums(canonical: str) -> tuple[tuple[float, ...] | None, tuple[float, int | None, str] | None]:
     try:
         cell = resolve_cell(json.loads(canonical), "record.scenario")
+        # Clips and description for records of one number, and of two.
         narrow, wide = (
             (batch_clips(estimator, cell.schedule), (estimator.decay, estimator.period, mechanism.name))
             for problem in (make_problem(cell, _narrow_objective(cell, width)) for width in (1, 2))
@@ -271,7 +261,6 @@ def _cached_sums(canonical: str) -> tuple[tuple[float, ...] | None, tuple[float,
         )
     except (InputError, ValueError, RuntimeError):  # The model takes no records of one or two numbers.
         return None, None
-    # Values of two widths differ if they depend on shapes.
     return narrow[0] if narrow[0] == wide[0] else None, narrow[1] if narrow[1] == wide[1] else None
 
 
@@ -284,6 +273,18 @@ def recompute_diameter(cell: Cell) -> float:
         InputError: If the narrow model cannot be planned.
     """
     return make_plan(cell, _narrow_objective(cell, 1)).increment_diameter
+
+
+def recompute_evaluation_diameter(cell: Cell) -> float:
+    """Return the increment diameter of a scenario's evaluations by curves, in clips.
+
+    The diameter depends on no model, so a network is planned for the scenario's table.
+
+    Raises:
+        InputError: If the evaluations cannot be planned.
+    """
+    objective = _narrow_objective(cell.model_copy(update={"model": ModelSection(name="mlp")}), 1)
+    return cast(EvaluationPlan, make_evaluation_plan(assume_scaling(cell), objective)).plan.increment_diameter
 
 
 def _narrow_objective(cell: Cell, width: int) -> Objective:
@@ -300,7 +301,7 @@ def _narrow_objective(cell: Cell, width: int) -> Objective:
 
 
 def strip_paths(tree: Any, name: str = "") -> Any:
-    """Return a scenario for publication, in which a data file has its name and no folder.
+    """Return a scenario for publication, in which a path in `data.name` is cut to its last part.
 
     `name` is the dotted key of `tree` in the scenario, or "" for the whole scenario.
     """

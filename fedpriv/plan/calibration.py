@@ -447,8 +447,8 @@ def make_exact_plan(
     fitted.
 
     Guarantee: no μ of the result is above the target of the silos that it is for, or in secret participation above
-    a μ that is calibrated to have at most the target's ε at the cell's δ.  The slack is not above 2^-60, or 2^-61
-    if the run has another step, too.
+    a μ that is calibrated to have at most the target's ε at the cell's δ.  The slacks of
+    all silos that release about one unit add up to at most 2^-60, or 2^-61 if the run has another step, too.
 
     Args:
         cell: Cell with a privacy target.
@@ -510,7 +510,10 @@ def make_exact_plan(
             f"{name}: {objective.dimension} values with a clip of {min_norm} units are too coarse; ask for fewer "
             "cells, or take a longer word"
         )
-    if exact.claim.slack > MAX_SLACK / (2 if cell.budget.other_mu else 1):  # first step and rounds have half each
+    # First step and rounds have half each.  A unit in several silos is in as many releases, or in one sum of them.
+    if exact.claim.slack * (unit.max_silos if trust.publishes_sums(0) else 1) > (
+        MAX_SLACK / (2 if cell.budget.other_mu else 1)
+    ):
         raise InputError(
             f"{name}: {schedule.rounds} rounds of {objective.dimension} values are too many; take fewer rounds, "
             "or a smaller model"

@@ -35,9 +35,7 @@ _FILE_NAMES = ("progress", "history.jsonl", "waiting.json", "failure.json", "out
 
 
 def clear_reports(folder: Path) -> None:
-    """Remove the reports of an earlier attempt at the same run.
-
-    An old `model.npy` stays: it is read only beside an `outcome.json`.
+    """Remove the reports of an earlier attempt at the same run, but for `model.npy`.
 
     Raises:
         RunError: A file cannot be removed.
@@ -56,7 +54,7 @@ def report_waiting(folder: Path, silos: Sequence[int], start: float) -> None:
         start: Start of the wait, in seconds since 1970 (Unix time).
     """
     path = folder / "waiting.json"
-    with suppress(OSError):  # where the disk is full, the next report of FolderReporter raises a RunError
+    with suppress(OSError):  # such as a full disk, which ends the run at its next report
         if silos:
             write_json(path, {"silos": list(silos), "since": start})
         else:
@@ -66,7 +64,7 @@ def report_waiting(folder: Path, silos: Sequence[int], start: float) -> None:
 class FolderReporter(RunObserver):
     """Writer of one cell's reports, in the server's process.
 
-    The constructor and the methods raise a RunError of one line if a file cannot be written or removed.
+    Constructor and methods raise a RunError if a file cannot be written or removed.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -214,8 +212,6 @@ def _convert_read_errors(path: Path, place: str = "") -> Iterator[None]:
 def make_run_config(cell: Cell, out: Path, run_token: str = "") -> dict[str, str | int]:
     """Return the run configuration that an engine submits for a resolved cell.
 
-    Silos with guards compare the key `protocol` with their own `PROTOCOL_VERSION`.
-
     Args:
         cell: The resolved cell.
         out: Folder to which the server writes its reports.
@@ -238,7 +234,7 @@ def cell_from_run_config(run_config: Mapping[str, Any]) -> Cell:
     """Return the cell that a run configuration names.
 
     The key `cell-json` holds a resolved cell.  If the key is empty, the cell is that of
-    `scenario_from_run_config`, and noise that is to be fitted is fitted here, by server and clients alike.
+    `scenario_from_run_config`, with fitted noise where the scenario asks for it.
 
     Raises:
         InputError: The configuration names no cell that can be run.

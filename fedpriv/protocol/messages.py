@@ -1,7 +1,5 @@
 """Messages between server and silos over Flower, and the checkpoints that they carry.
 
-The table lists the messages of `fedpriv.server`.  The strategies of `fedpriv.flower` have messages of their own.
-
 | message | server -> silo | silo -> server |
 |---|---|---|
 | query.roster | nothing | metrics: `silo` |
@@ -28,7 +26,6 @@ does not have that position, and refuses.
 
 **Private names of Flower.**  Constructors of Flower's containers are slow.  So most containers are filled and read
 through private names, and tests/protocol/test_unchecked.py compares them with those that the constructor makes.
-Values that another process sent are checked where they are read.
 """
 
 import hashlib
@@ -97,7 +94,7 @@ class Checkpoint(NamedTuple):
     The head is the one that the ledger's chain would have there if the reply were the only entry of the commit.
     The name has 32 hexadecimal digits, and the head 32 bytes.
 
-    Guarantee: the head reveals nothing of records, with the assumption in fedpriv/silo/chain.py.
+    Guarantee: the head reveals nothing of records, if HMAC-SHA256 is a pseudorandom function.
     """
 
     ledger_name: str
@@ -150,7 +147,7 @@ def record_values(record: Record) -> Mapping[str, Any]:
 
 
 def build_record(kind: type[Container], values: dict[str, Any]) -> Container:
-    """Build a record, or a dictionary of records, around `values`, without a copy of this dictionary."""
+    """Build a record, or a dictionary of records, around `values`."""
     return _copy_record(cast(Container, _EMPTY_RECORDS[kind]), values)
 
 
@@ -180,7 +177,7 @@ def copy_content(content: RecordDict) -> RecordDict:
 
 
 def build_message(metadata: Metadata, content: RecordDict) -> Message:
-    """Build a message around this metadata, without a copy of it."""
+    """Build a message around this metadata."""
     message: Message = Message.__new__(Message)
     message.__dict__.update(_metadata=metadata, _content=content, _error=None)
     return message
@@ -213,7 +210,7 @@ def build_messages(nodes: Sequence[int], content: RecordDict, kind: str) -> list
 def build_reply(message: Message, content: RecordDict) -> Message:
     """Build the reply `Message(content, reply_to=message)`."""
     query_fields, metadata = message.metadata.__dict__, Metadata.__new__(Metadata)
-    # A reply lives as long as its message: its time to live is what is left of the message's.
+    # The time to live of a reply is what is left of its message's.
     now = time.time()
     metadata.__dict__.update(
         query_fields,
@@ -237,18 +234,11 @@ def set_message_id(message: Message, number: str) -> None:
 
 REGISTERED_NODES_VARIABLE = "FEDPRIV_NODES_ARE_REGISTERED"
 """Environment variable of the server, 1 if SuperNodes' keys were registered under their silos' names."""
-
 REFUSED_SILOS_VARIABLE = "FEDPRIV_REFUSED_SILOS"
-"""Environment variable of the server, the path of a file that says why silos are refused.
-
-The server's SuperLink writes this file.
-"""
+"""Environment variable of the server, the file in which its SuperLink says why silos are refused."""
 
 PROTOCOL_VERSION = 4
-"""Version of the meaning of messages, scenarios and replies, which a coordinator sends with its run.
-
-A coordinator that sends no version has a protocol older than 2.
-"""
+"""Version of the meaning of messages, scenarios and replies, which a coordinator sends with its run."""
 
 CONFIG = "config"
 ROSTER_QUERY = "query.roster"
@@ -297,10 +287,7 @@ def read_optional_bytes(content: RecordDict, name: str) -> bytes:
 
 
 def add_bytes(content: RecordDict, name: str, value: bytes) -> RecordDict:
-    """Return the content with one more byte string in its config.
-
-    The result shares everything else with `content`.
-    """
+    """Return the content with one more byte string in its config, sharing everything else with `content`."""
     records = record_values(content)
     config = build_record(
         ConfigRecord, {**record_values(records.get(CONFIG, _EMPTY_RECORDS[ConfigRecord])), name: value}
@@ -432,7 +419,7 @@ def seal_vector(name: str, values: NDArray[Any]) -> RecordDict:
 
     Guarantee: whoever guesses the vector can compute no object of the message that has the padded values or the
     seed, and so not its name.  Without the seed, which is random, the padded values look random, whatever the
-    vector is.  The server has all objects and reads the vector: the pad hides nothing from the server.
+    vector is.  The pad hides nothing from the server.
     """
     seal = secrets.token_bytes(_SEAL_BYTES)
     return vector_content(name, encode_array(_xor_pad(np.ascontiguousarray(values), seal)), {_SEAL: seal})
@@ -441,7 +428,7 @@ def seal_vector(name: str, values: NDArray[Any]) -> RecordDict:
 def unseal_vector(content: RecordDict, name: str) -> NDArray[Any]:
     """Return the vector of this name, with the pad removed if it is sealed.
 
-    A seal is the seed of a pad with which the values were XORed (`seal_vector`).  Simulations send none.
+    A seal is the seed of a pad with which the values were XORed (`seal_vector`).
 
     Raises:
         ValueError: The vector is missing or malformed, or it has a malformed seal.
@@ -581,7 +568,7 @@ def query_content(query: ArrayRecord, t: int, config: ConfigRecord) -> RecordDic
 def release_content(release: "Tensor", counts: RecordCounts | None) -> RecordDict:
     """Build the content of a release (d,), with the counts of records in a simulation.
 
-    Counts are a release that no accountant charges, so that silos outside a simulation pass None.
+    Counts are a release that nothing charges, and None outside a simulation.
     """
     records: dict[str, Any] = vector_records("release", encode_array(release.numpy()), {})
     if counts is not None:
@@ -618,9 +605,8 @@ def read_tensor(content: RecordDict, name: str) -> "Tensor":
 def read_shared_tensor(content: RecordDict, name: str) -> "Tensor":
     """Return the vector of this name as a tensor that all silos of one process share.
 
-    Successive calls with the same bytes return the same tensor, which no caller may write into.  The tensor lies
-    in memory that torch allocated and aligned, so that no silo has to copy it there.  A seal is not removed:
-    queries have none.
+    Successive calls with the same bytes return the same tensor, which no caller may write into.  Its memory is
+    aligned.  A seal is not removed.
 
     Raises:
         ValueError: The vector is missing or malformed.
@@ -633,10 +619,8 @@ def read_shared_tensor(content: RecordDict, name: str) -> "Tensor":
 
 @lru_cache(maxsize=1)  # a larger cache would keep vectors of past rounds
 def _cached_tensor(data: bytes, array_format: tuple[str, tuple[int, ...], str] | None) -> "Tensor":
-    """Return the tensor of these bytes, from the cache if the last call had the same bytes.
-
-    Python caches the hash of immutable bytes, and compares two references to one object without reading its bytes.
-    """
+    """Return the tensor of these bytes, from the cache if the last call had the same bytes."""
+    # Python caches the hash of bytes, and compares two references to one object without reading its bytes.
     return _to_tensor(decode_vector(data if array_format is None else build_array(*array_format, data))).clone()
 
 
@@ -649,10 +633,7 @@ def _to_tensor(values: NDArray[Any]) -> "Tensor":
 
 @lru_cache(maxsize=1)
 def _load_torch() -> Any:
-    """Import torch, and trigger its only warning about tensors over immutable bytes, unseen.
-
-    torch gives this warning once a process.
-    """
+    """Import torch, and trigger unseen its one warning about tensors over immutable bytes."""
     import torch
 
     with warnings.catch_warnings():

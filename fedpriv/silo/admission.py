@@ -1,6 +1,6 @@
 """Admission of a server's scenario by a silo's policy, and the price of a run.
 
-A scenario is untrusted text.  Its length is bounded before it is parsed, and its numbers before they are used.
+A scenario is untrusted text, whose length is bounded before it is parsed, and its numbers before they are used.
 
 * A cell is the scenario of one run as an object, with a value for each key.
 * A plan has what is known of a run before round 1, such as batch sizes, clips and noise.
@@ -10,8 +10,7 @@ A scenario is untrusted text.  Its length is bounded before it is parsed, and it
   with probability δ₀, the slack.  A run needs slack if its records take part in secret rounds.
 * A charge is a run's entry in the silo's ledger, with the price of the run when it was opened.
 * The charged stream is the sequence of releases by which a run is priced: the silo's own messages, or the releases
-  that are made of all silos' messages, if messages are not private by themselves and the policy's trust setting
-  allows the run's.
+  made of all silos' messages.
 """
 
 import hashlib
@@ -77,10 +76,9 @@ def price_charges(charges: Sequence[Charge], relation: str, unit: str = RECORD.n
     neighbours under replace-one, and neighbours in a record if the charged unit is larger, are two of its steps
     apart.  Neighbours in a record under replace-one are twice as many steps apart if the charged unit is larger,
     since the exchanged record may name another person, so that two persons change; the number of persons is public
-    and the same.  k steps multiply a μ without slack by k.  For a run with slack nothing is implied by several
-    steps.  Nothing is implied either for a run with another unit if `unit` is not the record, for a run with an
-    infinite μ, and for a stored scenario whose relation or unit is unknown.  A stored scenario without a unit has
-    records as its unit.
+    and the same.  k steps multiply a μ without slack by k.  Nothing is implied by several steps for a run with
+    slack, for a run with another unit if `unit` is not the record, for a run with an infinite μ, and for a stored
+    scenario whose relation or unit is unknown.  A stored scenario without a unit has records as its unit.
 
     Args:
         charges: Charges of the runs.
@@ -99,9 +97,9 @@ def price_charges(charges: Sequence[Charge], relation: str, unit: str = RECORD.n
 def _price_charge(charge: Charge, relation: str, unit: str) -> Price:
     """Price one charge for neighbours in one `unit` under `relation`, or return None if nothing bounds it.
 
-    Neighbours in which one unit replaces another are two steps of a charge under zero-out: from the first unit to
-    zero, and from zero to the second.  A change of a part of the charged unit replaces that unit, too.  A part
-    that goes from one unit to another, as a row in which the person's name changes, replaces both.
+    One unit replaces another in two steps of a charge under zero-out: from the first unit to zero, and from zero
+    to the second.  A change of a part of the charged unit replaces that unit, too.  A part that goes from one
+    unit to another, as a row in which the person's name changes, replaces both.
     """
     if math.isinf(charge.mu):
         return None  # Such as a run without noise.
@@ -169,20 +167,14 @@ ROUND_UP = 1 + 1e-9
 """Factor on a limit, for rounding errors of the number that is compared with it."""
 _MAX_NAME_LENGTH = 128
 _MAX_MISSED_VALUES = 2**25
-"""Most values of noise that are drawn for missed rounds before one answer.
-
-Drawing them takes up to some seconds of a CPU core.
-"""
+"""Most values of noise that are drawn for missed rounds before one answer: some seconds of a CPU core."""
 _FOREIGN_MECHANISM = "is none of fedpriv's, and those alone add noise in a guard"
 MAX_SCENARIO_BYTES = 2**16
 """Most characters of the JSON text of a scenario."""
 _MAX_SILOS = 100_000  # A plan has a weight for each silo, and a server may claim any number of silos.
 _MAX_NUMBER = 2.0**53
 _MAX_PRIVACY = 1e6
-"""Largest number of a scenario's section [privacy], such as mu, zcdp or epsilon.
-
-A guarantee at this value protects nothing, and its conversions are still finite.
-"""
+"""Largest number of a scenario's section [privacy], at which a guarantee protects nothing."""
 
 
 @dataclass(frozen=True)
@@ -237,10 +229,10 @@ class Admission:
     def min_mu(self, charge: Charge) -> float:
         """Return the least μ that any policy can have charged for an earlier run, or 0 if it is unknown.
 
-        A charge below this μ, but for rounding, was too low.  The price of the silo's own messages is computed
-        again, and the price of the release made from all silos' messages if the run has one.  The smaller one
-        counts, and is infinity for a run without noise.  The μ is unknown if the policy does not permit the run's
-        code, or this installation cannot price the run within `time_limit`.
+        The price of the silo's own messages is computed again, and the price of the release made from all silos'
+        messages if the run has one.  The smaller one counts, and is infinity for a run without noise.  The μ is
+        unknown if the policy does not permit the run's code, or this installation cannot price the run within
+        `time_limit`.
         """
         try:
             cell, objective = self.recall_run(charge.cell)
@@ -251,12 +243,10 @@ class Admission:
         return min(math.inf if price is None else price.mu for price in prices)
 
     def recall_run(self, canonical: str) -> tuple[Cell, Objective]:
-        """Return cell and objective of an earlier run, which was within the policy of its time.
+        """Return cell and objective (the model with its loss) of an earlier run, which a policy has admitted.
 
-        The price of an earlier run (`min_mu`) and a signature under its certificate
-        (`addons/certificate/attest.py`) need this.  Of the limits of today's policy only those on code apply, and
-        also `time_limit`.  Those on numbers, such as rounds and parameters, do not, nor do those on relation and
-        unit.  An add-on need not be allowed any more.  The objective is the model with its loss.
+        Of today's policy the limits on code apply, and `time_limit`, but none on numbers, relation and unit.  An
+        add-on need not be allowed any more.
 
         Guarantee: a stored scenario imports no code but fedpriv's own, including add-ons, and the code that the
         policy permits now.
@@ -277,7 +267,7 @@ class Admission:
     def canonicalize(self, cell_json: str) -> str:
         """Return the scenario as canonical JSON, the same for all orders of its keys.
 
-        Whether the policy permits the import path of a model is left to `admit`.
+        An import path of a model is not checked here.
 
         Raises:
             RunError: If the text is too long or no scenario, has too large a number, names other code that the
@@ -312,7 +302,7 @@ class Admission:
             raise self.refusal_error("the run's name has half of a surrogate pair, which is no character")
 
     def check_expiry(self) -> None:
-        """Refuse every request after the last day of the policy, those of runs under way as well.
+        """Refuse requests after the last day of the policy, those of runs under way as well.
 
         Raises:
             RunError: If the day is over in UTC, by this silo's clock.
@@ -351,7 +341,7 @@ class Admission:
 
         Checked are the names of the model, the algorithm, the mechanism and the sampling, and whether the policy
         allows `evaluation.curves`, which an add-on computes.  Values of a wrong type and import paths of models
-        (package.module:Name) pass here, and are checked later.
+        (package.module:Name) pass.
 
         Guarantee: if the result is None, resolving a scenario that is not recalled imports nothing.  Every model,
         algorithm, mechanism and sampling that the scenario names is in the table of its kind, but for an import
@@ -426,10 +416,7 @@ class Admission:
         )
 
     def _plan_run(self, cell: Cell, objective: Objective) -> tuple[Cell, Plan]:
-        """Plan the run that the scenario describes, and return the cell to be priced with its plan.
-
-        Here this is `cell`.  A guard of test records prices the cell of the run's evaluations in its place.
-        """
+        """Plan the run of the scenario, and return the cell to be priced, here `cell`, with its plan."""
         return cell, make_plan(cell, objective, for_release=True)
 
     def _check_cell(self, cell: Cell) -> None:
@@ -534,8 +521,7 @@ class Admission:
     def _check_memory(self, cell: Cell, plan: Plan, features: int) -> int:
         """Return the memory of the largest round in bytes, if policy and ledger allow it.
 
-        A person counts with the most records of a unit that the scenario sets, so that the result reveals no
-        person's own number.
+        A person counts with the most records of a unit, so that the result reveals no person's own number.
 
         Args:
             cell: Cell with the unit of protection.
@@ -601,8 +587,7 @@ def why_unguarded(policy: Policy, cell: Cell) -> str | None:
     """Return why the guard of a run's model refuses the run, or why it needs a guard, or None.
 
     Raw cells are the entries of a silo's table before they are encoded, other than a `Cell`, which is a scenario.
-    A row is the model's entry in the table of models, and `row.guard` names the part of an add-on that checks
-    runs.
+    `row.guard` of the model's row in the table of models names the part of an add-on that checks runs.
 
     Guarantee: a run whose model reads raw cells is refused if the model's row names no guard.
 
@@ -620,7 +605,7 @@ def why_unguarded(policy: Policy, cell: Cell) -> str | None:
 class _RefusalContext:
     """Context that turns errors of an untrusted scenario into a refusal, a `RunError`.
 
-    Details of an error in foreign code go to the silo's log and not into the refusal.
+    Details of an error in foreign code go into the silo's log alone.
     """
 
     silo: int
@@ -662,7 +647,7 @@ def _section_value(tree: Mapping[str, Any], section: str, key: str) -> object:
 def _iterate_numbers(tree: Any, section: str = "", name: str = "") -> Iterable[tuple[str, str, float]]:
     """Iterate over the numbers of a scenario as (section, dotted name, number).
 
-    Each key in a name is cut to 40 characters, since names stand in messages.
+    A key in a name is cut to 40 characters, since names stand in messages.
 
     Args:
         tree: Scenario as parsed JSON, or a part of it.

@@ -1,9 +1,8 @@
 """Backups of a silo's ledgers, and the restoring of a lost ledger from a backup.
 
-A ledger is an SQLite file with the charge of every run, digests of the queries, and replies.  For a run that is
-under way it also has the run's key and its state, from which the next round continues.  Its rollback mark is a
-separate file that names the ledger's last commit, and so reveals an older copy.  The fingerprint of the records is
-an HMAC of them, and its key is a file beside the records.
+A ledger is an SQLite file with the charge of every run, digests of the queries, and replies, and with key and
+state of runs under way.  Its rollback mark is a separate file that names the ledger's last commit, and so reveals
+an older copy.  The fingerprint of the records is an HMAC of them, and its key is a file beside the records.
 
 A backup has no key, no state and no reply, so that runs which were under way are over after a restore.
 
@@ -92,8 +91,7 @@ def _copy_ledger(policy: Policy, copy: Path) -> Path:
 def restore_ledgers(policy_path: Path, folder: Path) -> Iterator[str]:
     """Restore lost ledgers of a policy from the copies in `folder`, and yield a line about each.
 
-    A ledger is lost if its file does not exist.  If the key beside the records is gone, or is another one, the
-    ledger continues with these records, and the whole budget is charged.
+    A ledger is lost if its file does not exist.
 
     Raises:
         InputError: If no ledger is lost, a copy, the policy, the records or their key cannot be used, or the disk
@@ -119,8 +117,7 @@ def _restore_ledger(policy_path: Path, policy: Policy, copy: Path) -> str:
     A draft of the copy, in the ledger's folder, is checked and changed, and then renamed to the ledger.  The
     ledger keeps its name and is charged nothing if the lost ledger's mark says that the copy has its last commit,
     and the key of the copy's fingerprint, if it has one, lies beside the records.  Otherwise it gets a new random
-    name and is charged the whole budget, because as much may have been released since the backup.  Without its key
-    a fingerprint can never be compared with records, so that one of the records here replaces it.
+    name and is charged the whole budget.  A fingerprint whose key is gone is replaced by one of the records here.
 
     Args:
         policy_path: File of the policy for training.
@@ -211,10 +208,7 @@ def _read_copy(copy: Path) -> tuple[bool, str, Commit]:
 
 
 def _is_bound(policy: Policy, ledger: SiloLedger) -> bool:
-    """Whether records can be compared with the ledger's fingerprint.
-
-    A fingerprint without a key can be compared, and one under a key if this very key lies beside the records.
-    """
+    """Whether the ledger's fingerprint has no key, or one that lies beside the records."""
     return not ledger.is_keyed() or (
         policy.shard_key.exists() and is_key_of(read_key(policy.shard_key), ledger.fingerprint)
     )

@@ -10,7 +10,7 @@ reply that the ledger keeps (fedpriv/silo/rows.py) has the key of its digest bes
 guess at exact sums on these digests, nor can a thief of the disk after the run, except on digests of kept replies.
 
 The rollback mark of a ledger is a separate file that names the ledger's last commit, and so reveals an older copy
-of the ledger.  It is written before and after a commit.
+of the ledger.
 """
 
 import hashlib
@@ -26,7 +26,7 @@ RUN_OPENED, QUERY_RECORDED, REPLY_RECORDED, RUN_ENDED = range(4)
 
 
 class ChainEntry(NamedTuple):
-    """Entry that a commit adds.  The entries of a commit are chained in the order of kind, then digest."""
+    """Entry that a commit adds."""
 
     kind: int
     """`RUN_OPENED`, `QUERY_RECORDED`, `REPLY_RECORDED` or `RUN_ENDED`."""
@@ -83,12 +83,10 @@ def is_seal_of(seal: bytes, key: bytes) -> bool:
 def reseal(seal: bytes, run_key: bytes | None, key: bytes) -> bytes:
     """Seal of a run after a change of the chain's origin, the fingerprint in its first head.
 
-    Once the run is over, the seal from before the first such change cannot be computed again from the ledger.
-
     Args:
         seal: Former seal of the run.
-        run_key: Key of a run under way, from which alone its new seal follows, or None if the run is over or the
-            ledger is a backup.
+        run_key: Key of a run under way, from which its new seal follows, or None if the run is over or the ledger
+            is a backup.
         key: Key of the records' fingerprint, under which the new seal follows from the former one without
             `run_key`.
     """
@@ -100,10 +98,7 @@ def _make_second_seal(key: bytes) -> bytes:
 
 
 def converted_name(name: str) -> str:
-    """Name of a ledger that was converted from fedpriv 0.3.0, by its name from before.
-
-    The chain has another origin, and the former name stands for other heads.
-    """
+    """Name of a ledger that was converted from fedpriv 0.3.0, by its name from before."""
     return _digest(b"converted", name.encode()).hex()[:32]
 
 

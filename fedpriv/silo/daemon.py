@@ -2,8 +2,8 @@
 
 The silo's ClientApp connects to the socket.  A request is two frames, a header (a JSON object) and the bytes of a
 query, which may be empty, and a request for health is a header alone.  A reply is a header, with a second frame if
-a message or a public key follows.  Nothing is unpickled.  Each connection has a thread that reads and writes, and
-the main thread answers one request at a time.
+a message or a public key follows.  A thread for each connection reads and writes, and the main thread answers one
+request at a time.
 
 The policy sets a tick, a time in seconds.  Unless the tick is 0, the guard takes a whole multiple of it for an
 answer, so that the time of a reply reveals little about the records.
@@ -67,7 +67,7 @@ def limit_time(cpu_seconds: float, clock_seconds: float) -> Iterator[None]:
     """Limit the time of the block, which has to run in the main thread.
 
     A timer's signal interrupts the block about ten times a second, to check both limits.  A long call of compiled
-    code can delay the check.  Blocks cannot be nested: the end of the inner one ends both limits.
+    code can delay the check.  Blocks cannot be nested.
 
     Args:
         cpu_seconds: Limit of processor time of the thread, in seconds.
@@ -79,7 +79,7 @@ def limit_time(cpu_seconds: float, clock_seconds: float) -> Iterator[None]:
     cpu_start, clock_start, is_over = time.thread_time(), time.monotonic(), False
 
     def check_time(*_: object) -> None:
-        """Raise TimeoutError after a limit, in the main thread."""
+        """Raise TimeoutError after a limit."""
         # A last signal can arrive after the block.
         if is_over:
             return
@@ -301,7 +301,7 @@ class RequestQueue:
         """Read a request and return its reply.
 
         A request to the guard is put into the queue, and this thread waits for the main thread's reply.  Requests
-        for health, and frames that are malformed or too long, are answered here, at a multiple of the tick.
+        for health, and malformed or too long frames, are answered here, at a multiple of the tick.
 
         Raises:
             OSError: If a part of the request does not arrive in time, or the other end closes the connection.
@@ -333,10 +333,7 @@ class RequestQueue:
         return why_unwritable(self._policy.ledger, self._policy.mark_path) or self.why_unreachable()
 
     def metrics(self) -> list[ServiceMetric]:
-        """Return the metrics as of the last request to the guard, and whether the guard is healthy now.
-
-        Any thread may call this method.
-        """
+        """Return the metrics as of the last request to the guard, and whether the guard is healthy now."""
         return [
             *self._metrics,
             ServiceMetric("fedpriv_guard_healthy", "1 if it is at work, or waits.", not self._why_unhealthy()),

@@ -1,7 +1,5 @@
 """Silo folders for a demonstration, each with a part of a scenario's records and a policy.
 
-A silo of a real deployment has records already, and its administrator writes the policy.
-
 * A cell is one run of a scenario, with a value for each key.
 * A guard is the process with a silo's records, which answers queries within the silo's policy.  Its ledger is its
   account of answers and charges, and the mark a file that reveals an older copy of the ledger.
@@ -61,10 +59,8 @@ def prepare_silos(scenario: Scenario, folder: Path, run_count: int) -> list[Path
 
     The files are folder/silo-N/guard/shard.npz, or shard.csv, and beside it the key of the records, policy.toml,
     and folders for ledger, mark and socket.  A silo has the training records that it has in a simulation of the
-    first cell that reads the most batches.
-
-    A table that says which records are for testing, or whose raw cells the model reads, stays a table: each silo
-    gets its own rows as a CSV file.
+    first cell that reads the most batches.  A table that says which records are for testing, or whose raw cells
+    the model reads, stays a table.
 
     Args:
         scenario: Scenario whose cells have one data set, federation, seed, trust setting, relation, unit of
@@ -86,7 +82,7 @@ def prepare_silos(scenario: Scenario, folder: Path, run_count: int) -> list[Path
             f"{scenario.name}: its cells differ in data, silos, rounds, batch, seed, trust, relation, unit or "
             "test records; a deployment has one federation: narrow them with --set"
         )
-    # A first step, which releases the scaling of columns of numbers, is charged as well.
+    # A first step, which releases means for the scaling of columns, is charged as well.
     run_cells = [*map(assume_scaling, cells), *filter(None, map(first_step_cell, cells))]
     allowances = [run_allowance(cell, load_task(cell)) for cell in run_cells]
 
@@ -103,13 +99,14 @@ def prepare_silos(scenario: Scenario, folder: Path, run_count: int) -> list[Path
         "slack": float(run_count * sum(exact_decimal(allowance.get("slack", 0.0)) for allowance in allowances)),
         "models": sorted({path for cell_allowance in allowances for path in cell_allowance.get("models", [])}),
     }
-    # A key without a value is left out, and has its default in the policy.
+    # Keys left out have their default in the policy.
     allow = {key: value for key, value in allow.items() if value or key not in ("memory", "slack", "models")}
     folders = [folder / f"silo-{silo}" / "guard" for silo in range(first.federation.silos)]
     for file in (guard / name for guard in folders for name in ("shard.npz", "shard.csv")):
         if file.exists():
             raise InputError(f"{file} exists, and a ledger may belong to it; give another --out")
     dataset = load(first.data.name, table=first.data.table)
+    # By silo: indices of its records in the training part, and of its test records in the test part.
     order, tests, schema = (
         train_indices_of_silos(max(cells, key=lambda cell: cell.schedule.batches_per_silo)),
         held_out_indices_by_silo(first),
@@ -136,7 +133,7 @@ def prepare_silos(scenario: Scenario, folder: Path, run_count: int) -> list[Path
         else:
             write_shard(guard / "shard.npz", dataset, order[silo], tests[silo])
             keys, table = {"silo": silo, "classes": dataset.class_count, "shard": "shard.npz"}, None
-        # Each silo has a budget of its own where targets differ by silo.
+        # Targets differ by silo.
         if any(cell.privacy.shares for cell in run_cells):
             allow["budget"] = budget(run_allowance(cell, load_task(cell), silo) for cell in run_cells)
         write_policy(guard / "policy.toml", format_policy({**keys, **state}, allow, table, evaluation))
@@ -148,7 +145,7 @@ def run_allowance(cell: Cell, task: PublicTask, silo: int | None = None) -> dict
 
     Its keys are trust, relation, clip, rounds, budget and dimension.  Further keys are there if the run needs
     others than the defaults: memory, slack, the number of silos that share masked noise, unit, models, and keys of
-    the model's add-on.  Keys that admit a user's algorithms and extensions are not among them.
+    the model's add-on, but not those that admit a user's algorithms and extensions.
 
     Args:
         cell: One run of a scenario, with all its settings.
@@ -184,9 +181,8 @@ def run_allowance(cell: Cell, task: PublicTask, silo: int | None = None) -> dict
 def _needed_memory(cell: Cell, plan: Plan, task: PublicTask) -> int:
     """Return the memory of a round in bytes, rounded up to whole MiB, for the silo that needs most.
 
-    The memory is that of a round of training or of an evaluation, whichever is larger.  The rows of a silo are
-    those that a run reads.  A guard counts all rows of its shard, which are more in a table that has rows for
-    testing, or records that no batch reads.
+    The memory is that of a round of training or of an evaluation, whichever is larger, with the rows of a silo
+    that a run reads.  A guard counts all rows of its shard, which can be more.
     """
     silos, features = range(cell.federation.silos), math.prod(task.test.features.shape[1:])
     # Records of each silo, where a person counts with the most records of a person.
@@ -247,7 +243,7 @@ def write_shard(
         path: File of the shard, .npz.
         dataset: Data set of the records.
         records: Indices into the data set's training part, in the order of the shard.
-        test_records: Indices into its test part, empty or None for a shard without test records.
+        test_records: Indices into its test part, or None or empty for a shard without test records.
     """
     arrays = _shard_arrays("", dataset.train_images[records], dataset.train_labels[records])
     if dataset.persons is not None:
@@ -277,8 +273,8 @@ def _shard_arrays(prefix: str, images: NDArray[Any], labels: NDArray[Any]) -> di
 def write_table_shard(path: Path, cell: Cell, dataset: Dataset, silo: int, records: NDArray[np.int64]) -> None:
     """Write training records of a silo, then the remaining test rows of the silo's site, as a CSV file.
 
-    A table's row can be in the training and in the test part, and is written once.  Without a partition by site
-    there are no remaining test rows.  The key of the records is made beside the file.
+    A row that is in the training and in the test part is written once.  Without a partition by site there are no
+    remaining test rows.  The key of the records is made beside the file.
 
     Args:
         path: File of the shard, .csv.
@@ -300,7 +296,7 @@ def write_table_shard(path: Path, cell: Cell, dataset: Dataset, silo: int, recor
 
 
 def write_policy(path: Path, text: str) -> None:
-    """Write a policy file that only its owner may write, since a guard refuses any other."""
+    """Write a policy file that only its owner may write."""
     path.write_text(text, encoding="utf-8")
     revoke_write_access(path)
 

@@ -4,8 +4,8 @@ A fingerprint is an HMAC of the records in their order, with a value that tells 
 32 random bytes beside the records.  A rollback mark is a separate file that names the ledger's last commit, and so
 reveals an older copy of the ledger.
 
-Ledgers of fedpriv 0.3.0 have a digest of the records without a key.  A reader who knows all records but one can
-test guesses at the last record on such a digest.  `check_records` replaces the digest by a fingerprint.
+Ledgers of fedpriv 0.3.0 have a digest of the records without a key, on which a reader who knows all records but
+one can test guesses at the last record.  `check_records` replaces it by a fingerprint.
 """
 
 import json
@@ -149,8 +149,7 @@ def create_ledger(path: Path, mark: Path, fingerprint: bytes, run: tuple[str, Ch
 def check_records(policy: Policy, ledger: SiloLedger, shard: Shard) -> None:
     """Check that a ledger is for these records, after converting a ledger of fedpriv 0.3.0.
 
-    Guarantee: this function makes a key only for a ledger without a key, so that no other records get a
-    fingerprint unnoticed.
+    Guarantee: a key is made only for a ledger without a key, so that no other records get a fingerprint unnoticed.
 
     Raises:
         InputError: If the ledger is damaged or for other records, or the key of the records is missing, cannot be
@@ -213,8 +212,7 @@ def _convert_ledger(policy: Policy, ledger: SiloLedger, shard: Shard) -> None:
 def _unprotected_runs(ledger: SiloLedger) -> list[str]:
     """List the runs whose claim by fedpriv 0.3.0 was false: model.augment in a secret order, with slack.
 
-    The augmented copies of a record depended on its position among the records that took part, so that one record
-    changed the increments of others.
+    The augmented copies of a record depended on the other records that took part.
     """
     return [
         row.run_id

@@ -1,7 +1,7 @@
 """Guards of a silo: one for training and, if the policy allows evaluations, one for test records.
 
-A guard answers a server's queries within the silo's policy, and charges each run to a ledger when the run is
-opened.  The charge is a μ of Gaussian differential privacy, and a slack: a probability with which μ may fail.
+A guard answers a server's queries within the silo's policy, and charges a run to a ledger when the run is opened.
+The charge is a μ of Gaussian differential privacy, and a slack: a probability with which μ may fail.
 
 The guard of test records has its own ledger and budget.  The evaluations of a run are one run of this guard.
 """
@@ -39,9 +39,7 @@ class EvaluationAdmission(Admission):
         return evaluation_cell(cell), evaluation.plan
 
     def _check_participation(self, cell: Cell) -> None:
-        """Check the number of evaluations.
-
-        The participation of training records does not matter here, because evaluations read no training record.
+        """Check the number of evaluations, since training records do not take part in them.
 
         Raises:
             RunError: If the scenario has no evaluation, or more of them than the policy allows.
@@ -138,8 +136,8 @@ def open_guards(policy: Policy, time_limit: TimeLimit = nullcontext) -> Guards:
 def _open_test_guard(policy: Policy, shard: Shard, time_limit: TimeLimit, memory_pool: MemoryPool) -> Guard | None:
     """Open the guard of a policy's test records, or return None if no evaluation is answered.
 
-    Guarantee: the guarantee of `Guard` holds for each test record and the budget of [evaluation], and this guard
-    holds no training record.
+    Guarantee: that of `Guard` holds for each test record and the budget of [evaluation], and this guard has no
+    training record.
 
     Raises:
         InputError: If the policy allows evaluations that its shard or ledger cannot answer.
@@ -193,9 +191,7 @@ def format_status(path: Path) -> list[str]:
 
 
 def _format_ledger_status(policy: Policy) -> list[str]:
-    """Format the budget of one ledger, and a line for each run in the order in which they were opened.
-
-    The slack has a line if the policy allows some, or a run was charged some.
+    """Format budget and slack of one ledger, and a line for each run, the oldest first.
 
     Raises:
         InputError: If the ledger cannot be used.
@@ -228,8 +224,6 @@ def _format_ledger_status(policy: Policy) -> list[str]:
 def format_price_check(path: Path) -> list[str]:
     """Format the runs of a policy's ledgers that were charged too little, and a summary of each ledger.
 
-    The least price that any policy can have charged is computed again from the run's scenario.
-
     Args:
         path: File of the policy.
 
@@ -249,8 +243,8 @@ def format_price_check(path: Path) -> list[str]:
 def _format_guard_prices(guard: Guard) -> list[str]:
     """Format the runs that were charged too little, and a summary of all runs.
 
-    A run is charged too little if the least μ of its scenario by today's accounting is above the charged μ, by
-    more than rounding.  A least μ of 0 is unknown.
+    A run is charged too little if the least μ that any policy can have charged by today's accounting
+    (`Admission.min_mu`, 0 if it is unknown) is above the charged μ, by more than rounding.
     """
     prices = guard.charged_prices()
     undercharged = [(name, mu, min_mu) for name, mu, min_mu in prices if min_mu > mu * ROUND_UP]
@@ -269,9 +263,7 @@ def _format_guard_prices(guard: Guard) -> list[str]:
 
 
 def end_run(path: Path, run_id: str) -> None:
-    """Erase key and state of a run, and of its evaluations.
-
-    A run that is over stays as it is.
+    """Erase key and state of a run, and of its evaluations, if it is under way.
 
     Args:
         path: File of the policy.

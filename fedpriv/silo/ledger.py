@@ -5,23 +5,22 @@
 * The rollback mark is a separate file that names the ledger's last commit, and so reveals an older copy.
 * A checkpoint, which a server remembers, names a ledger, and the number of one of its commits with a reply.  Its
   head is the one that this commit would have with the reply as its only entry.
-* Each run has a secret key, and a state that continues from round to round.  Both are erased when the run ends,
-  and a digest of the key, its seal, stays.
+* A run has a secret key, and a state that continues from round to round.  Both are erased when the run ends, and a
+  digest of the key, its seal, stays.
 * The journal is the file in which SQLite keeps old pages, to undo a transaction that does not finish.
 
 Guarantee: a reply exists outside the silo only if its row was committed to the disk before (synchronous = FULL),
 and records are read for a round only if its query was committed before.  So a restarted silo neither answers two
 queries in one round nor draws other noise for an old query.  Values that the end of a run wipes are overwritten in
-the file (secure_delete) and in SQLite's journal, where former states and replies can lie until then.  The journal
-is kept between transactions: if it were unlinked, its blocks would keep keys and sums on the disk.
+the file (secure_delete) and in SQLite's journal, where former states and replies can lie until then.
 
 Guarantee: rows that differ from those that were written, but for missing replies, are refused by these checks.
-All rows reproduce the chain of commits, whose head is in the mark.  The chain is checked when a ledger or a run is
-opened.  Between these checks, key, state and charge of the run that is asked, and a stored reply, are checked when
-they are read.  Digests of queries and charges of other runs are not.  After the last run has ended and `tidy` has
-succeeded, and until the next commit, the file has the bytes whose digest is in the mark.  An older copy of the
-file, or another file, is refused by the mark.  If the mark is put back too, the copy is refused with the help of a
-server that remembers a later commit (`check_checkpoints`).
+All rows reproduce the chain of commits, whose head is in the mark, when a ledger or a run is opened.  Between
+these checks, key, state and charge of the run that is asked, and a stored reply, are checked when they are read,
+and digests of queries and charges of other runs are not.  After the last run has ended and `tidy` has succeeded,
+and until the next commit, the file has the bytes whose digest is in the mark.  An older copy of the file, or
+another file, is refused by the mark.  If the mark is put back too, the copy is refused with the help of a server
+that remembers a later commit (`check_checkpoints`).
 """
 
 import errno
@@ -113,8 +112,7 @@ class SiloLedger:
             InputError: If there is no usable ledger or mark, others have permissions on the ledger, or the ledger
                 is of another version, damaged or an older copy.
         """
-        # The version is the expected one until that of the file is read, and the last commit is unknown until the
-        # mark is checked.
+        # Expected version until that of the file is read, and no last commit until the mark is checked.
         self._path, self._mark = path, RollbackMark(mark or path.with_name(path.name + ".mark"))
         self._version, self._pending_entries, self._last_commit = (
             LEDGER_VERSION + BACKUP_OFFSET * is_backup,
@@ -145,9 +143,7 @@ class SiloLedger:
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """Lock the ledger against writes of other processes.
-
-        The lock is advisory: it keeps out only processes that ask for it.
+        """Lock the ledger against other processes that use this lock.
 
         Raises:
             LedgerError: If another process holds the lock for ten seconds.
@@ -226,7 +222,7 @@ class SiloLedger:
         return self._read_header().fingerprint
 
     def is_keyed(self) -> bool:
-        """Whether the fingerprint is computed under a key, as in all ledgers but those of fedpriv 0.3.0."""
+        """Whether the fingerprint is computed under a key, unlike those of fedpriv 0.3.0."""
         self._check_version()
         return self._version % BACKUP_OFFSET != UNKEYED_VERSION
 
@@ -237,8 +233,8 @@ class SiloLedger:
 
         The call is the first one in a block of `transaction`.
 
-        Guarantee: nothing of the former fingerprint, and of values that were computed from it, is left
-        in the file (`bind_rows`).
+        Guarantee: nothing of the former fingerprint, and of values that were computed from it, is left in the
+        file.
 
         Args:
             fingerprint: Fingerprint of the records under `key`.
@@ -435,11 +431,9 @@ class SiloLedger:
         """Compare checkpoints, which a server remembers, with the commits of this ledger.
 
         Checkpoints of other ledgers are ignored.  A ledger that was converted from fedpriv 0.3.0 has another name
-        and other heads than before, and checkpoints under its former name count.
+        and other heads than before.  Of checkpoints under its former name the numbers are compared.
 
         Guarantee: checkpoints of the server are compared and change nothing: no row, no mark, no other request.
-        Of checkpoints under the former name only the numbers are compared, since the former heads cannot be
-        computed again.
 
         Args:
             checkpoints: Checkpoints in the bytes in which they are sent.
@@ -464,7 +458,7 @@ class SiloLedger:
                 )
 
     def check_all_rows(self) -> None:
-        """Check that all rows are the ones that were written.
+        """Check that all rows are the ones that were written, but for dropped replies.
 
         Within a block of `transaction` the call precedes all changes.
 
@@ -513,8 +507,6 @@ class SiloLedger:
 
     def _check_file(self) -> None:
         """Check all rows and the file's digest, again if that fails and another process wrote meanwhile.
-
-        A change of the mark shows that another process wrote.
 
         Raises:
             InputError: If the file is damaged, an older copy or not readable by SQLite, the mark cannot be read,
@@ -577,10 +569,7 @@ class SiloLedger:
         )
 
     def _tidy_if_idle(self) -> None:
-        """Wipe the journal and drop replies that are not needed, unless another process holds the lock.
-
-        A process that was killed may have left both.
-        """
+        """Wipe the journal and drop replies that a killed process left, unless another one holds the lock."""
         with suppress(BlockingIOError):
             fcntl.flock(self._lock_file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             try:
@@ -595,10 +584,9 @@ class SiloLedger:
 
         Not needed are replies of runs that are over, except to round 0 and to the last answered round of the few
         runs that ended last.  The caller holds `lock`, outside of transactions.  An error of SQLite or of the disk
-        ends the call without an exception, and the rest is left to a later call.
+        ends the call without an exception.
 
-        Guarantee: all commits stay as they are, and dropped replies are overwritten, after an error by a later
-        call.
+        Guarantee: commits stay as they are, and dropped replies are overwritten, after an error by a later call.
 
         Raises:
             InputError: If the mark cannot be read or contradicts the ledger, or the ledger's header is damaged.
@@ -632,8 +620,7 @@ class SiloLedger:
 
         Raises:
             InputError: If the mark cannot be read, has other commits or belongs to another ledger, or the
-                ledger's header is damaged.  A file that was replaced since it was opened is not noticed here, but
-                SQLite refuses the next write to it.
+                ledger's header is damaged.
             sqlite3.Error: If the ledger's file is gone or cannot be read.
         """
         mark, header = self._mark.read(), self._read_header()

@@ -5,9 +5,9 @@ Each pair of silos shares a key stream, which one adds and the other subtracts. 
 
     x_i + Σ_{j > i} PRG(s_ij, t, c_t) - Σ_{j < i} PRG(s_ij, t, c_t)   (mod 2^w),
 
-so that the masks cancel in the sum of all messages, and in no sum of fewer.  x_i are the integers of the silo's
-encoded message, and c_t is the query chain: a digest of all queries up to round t, or b"" in floating point.  A
-mask consists of integers modulo 2^64, of which a message of w-bit words, w ≤ 64, uses the low w bits.
+so that the masks cancel in the sum of all messages.  x_i are the integers of the silo's encoded message, and c_t
+is the query chain: a digest of all queries up to round t, or b"" in floating point.  A mask consists of integers
+modulo 2^64, of which a message of w-bit words, w ≤ 64, uses the low w bits.
 
 | symbol | here |
 |---|---|
@@ -15,10 +15,10 @@ mask consists of integers modulo 2^64, of which a message of w-bit words, w ≤ 
 | | both public keys and the digest of the scenario |
 | PRG(s, t, c) | AES-256 in counter mode, under a key that is derived from s, t and c by SHA-256 |
 
-Silos that list each other's long-lived keys need not trust the server that relays the keys of a run.  A silo signs
-the key of a run with its long-lived Ed25519 key (RFC 8032).  A silo that has the public keys of all silos in a
-file accepts only keys that their owners signed for this very run of this very scenario.  A silo sends a *card*:
-the public key, 32 bytes, and the signature, 64 bytes, zeros from a silo without a signing key.
+Silos that list each other's long-lived keys need not trust the server that relays the keys of a run: a silo signs
+its key of a run with its Ed25519 key (RFC 8032), and accepts only keys that their silos signed for this very run
+of this very scenario.  A silo sends a *card*: the public key, 32 bytes, and the signature, 64 bytes, zeros from a
+silo without a signing key.
 """
 
 from dataclasses import dataclass
@@ -49,8 +49,8 @@ class Masker:
     uniform and independent integers modulo 2^64 (under the usual assumptions on X25519, HKDF, SHA-256 and AES).
     So of the messages of silos that follow the protocol, of which this silo's is one of two or more, only the sum
     is learned.  The guarantee assumes that every public key is the one that its silo made: a server that relays
-    other keys learns messages.  Silos with different scenarios or different query chains have masks that do not
-    cancel: the sum of their messages is uniform, too.  A mask hides one message of its round and query chain only.
+    other keys learns messages.  Silos with different scenarios or query chains have masks that do not cancel: the
+    sum of their messages is uniform, too.  A mask hides one message of its round and query chain.
     """
 
     def __init__(self, secret: bytes, number: int, scenario: bytes = b"") -> None:
@@ -74,7 +74,7 @@ class Masker:
         """Return the key shared with each silo, None for this silo.
 
         Args:
-            public_keys: Public keys of silo 0, 1, …, concatenated.
+            public_keys: Public keys of silo 0, 1, …, 32 bytes each, concatenated.
             silos: Number of silos.
 
         Raises:
@@ -98,8 +98,7 @@ class Masker:
             query_chain: Query chain of this round.
 
         Raises:
-            RunError: Unless there are `silos` different keys, with this silo's own key at its number, and every
-                other one is a usable public key of X25519.
+            RunError: If `agree_keys` refuses the keys.
         """
         # Encrypted zeros are the key stream, 8 bytes for each integer.  Sums of uint64 are modulo 2^64.
         total, zeros = np.zeros(length, np.uint64), bytes(8 * length)
@@ -113,16 +112,7 @@ class Masker:
         return total
 
     def _derive_shared_keys(self, public_keys: bytes, silos: int) -> list[bytes | None]:
-        """Derive the key shared with each silo, None for this silo.
-
-        Args:
-            public_keys: Public keys of silo 0, 1, …, 32 bytes each, concatenated.
-            silos: Number of silos.
-
-        Raises:
-            RunError: Unless there are `silos` different keys, with this silo's own key at its number, and every
-                other one is a usable public key of X25519.
-        """
+        """Derive what `agree_keys` returns, without the cache."""
         key_list = [public_keys[start : start + KEY_BYTES] for start in range(0, len(public_keys), KEY_BYTES)]
         if len(public_keys) != silos * KEY_BYTES or len(set(key_list)) != silos:
             raise RunError(f"silo {self._number}: expected {silos} different public keys of {KEY_BYTES} bytes")
@@ -133,10 +123,7 @@ class Masker:
         ]
 
     def _derive_shared_key(self, peer_key: bytes) -> bytes:
-        """Derive the key shared with one peer, 32 bytes.
-
-        Args:
-            peer_key: Public key of the peer, 32 bytes.
+        """Derive the key shared with the peer of this public key, each 32 bytes.
 
         Raises:
             RunError: If the peer's key is no number below 2^255 - 19, or a point of low order, which yields the
@@ -172,10 +159,7 @@ class Identity:
     """Public key of every silo, in the order of their numbers, or empty if the silo has none."""
 
     def sign_key(self, run: str, scenario: bytes, public_key: bytes) -> bytes:
-        """Return this silo's card for a run: its public key with a signature.
-
-        The signature is zeros if the silo has no signing key.
-        """
+        """Return this silo's card for a run: its public key with a signature, or zeros without a signing key."""
         signature = (
             bytes(64)
             if self.signing_key is None

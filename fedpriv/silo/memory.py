@@ -1,8 +1,7 @@
 """Memory limits of a guard's runs, computed before a run and enforced by the system, on Linux.
 
-The memory of a run is computed from public numbers: the scenario, and the number and shape of the silo's records.
-The system's limit is for all runs together.  An answer that exceeds the limit is to fail, and not the process,
-whose end would interrupt all runs of the silo.
+The system's limit is for all runs together.  An answer that exceeds it is to fail, and not the process, whose end
+would interrupt all runs of the silo.
 
 An increment is a record's clipped contribution to a round.  The state is what a silo keeps from one round to the
 next.
@@ -27,7 +26,7 @@ _NUMBER_BYTES = 8
 """Bytes of a number, at most."""
 _BYTES_PER_UNIT = {"B": 1, "KiB": 2**10, "MiB": MIB, "GiB": 2**30, "TiB": 2**40}
 _VIEW_COPIES = 3
-"""Copies of a shard's features during their computation from its records.  One copy stays cached."""
+"""Copies of a shard's features during their computation from its records."""
 _BATCH_COPIES = 6
 """Copies of a round's features that exist at a time, at most: selected, aligned, and as integers."""
 _VALUES_PER_COORDINATE = 5
@@ -115,7 +114,7 @@ def _values_per_record(plan: Plan) -> int:
 def limit_memory(max_bytes: int) -> None:
     """Limit the data memory of this process to its present size plus `max_bytes` and `_REQUEST_BYTES`.
 
-    `_REQUEST_BYTES` are for waiting requests.  On systems other than Linux nothing is limited.
+    On systems other than Linux nothing is limited.
 
     Raises:
         InputError: If a limit of the process or of its container allows less.
@@ -139,10 +138,7 @@ def limit_memory(max_bytes: int) -> None:
 
 
 class MemoryPool:
-    """Memory that the runs of a silo share.
-
-    Cached values of runs are dropped to make room for others.
-    """
+    """Memory that the runs of a silo share: cached values of runs are dropped to make room for others."""
 
     def __init__(self, size: int) -> None:
         """Start with nothing reserved of `size` bytes."""
@@ -152,7 +148,7 @@ class MemoryPool:
     def reserve(self, name: str, byte_count: int, drop_cached: Callable[[], object]) -> None:
         """Reserve memory for a run, and drop the cached values of all other runs if there is no room for them.
 
-        There is no room if they do not fit beside the run, or if four other runs or more have reservations.
+        There is no room if their memory does not fit beside the run's, or if they are `_MAX_CACHED_RUNS` or more.
 
         Args:
             name: Key of the run, which replaces an earlier reservation under this key.

@@ -1,7 +1,7 @@
 """Metrics of a service for Prometheus, in text format 0.0.4 over HTTP, for this machine only.
 
-A service with the option `--metrics PLACE` answers GET /metrics at this place, a port of the loopback interface or
-a Unix socket of mode 0600.  A separate thread answers one request at a time.
+A service answers GET /metrics at a port of the loopback interface or a Unix socket of mode 0600.  A separate
+thread answers one request at a time.
 """
 
 import errno

@@ -1,12 +1,9 @@
 """Policy of a silo: file that bounds every run, which no server and no scenario can widen.
 
-A policy is refused if group or others can write its file, or another file that `read_policy` checks.
-
 * A stream is the sequence of releases over the rounds of a run, either of one party or of the sums of masked
   messages.  Its guarantee is a μ of Gaussian differential privacy, a curve of (ε, δ) if records take part in
   secret rounds, or None without noise.
-* A price is (μ, δ₀), a part of the lifetime budget: μ holds except with probability δ₀, the slack.  It is None if
-  no such pair is known.
+* A price is (μ, δ₀), a part of the lifetime budget: μ holds except with probability δ₀, the slack.
 * An add-on is a part of fedpriv outside its core, which can add models.  An extension is a module of the site's
   own, which can also add algorithms.
 """
@@ -61,8 +58,8 @@ class PriceCurve:
     def price_at(self, slack: float) -> Price:
         """Return the price at a slack, or None for a run without noise, which exceeds every budget.
 
-        A guarantee that is a μ needs no slack and ignores `slack`.  The price of any other guarantee has the slack
-        `slack`: `overflow_slack` of it is set aside, and its μ fails with at most the rest.
+        A guarantee that is a μ needs no slack.  The price of any other guarantee has the slack `slack`:
+        `overflow_slack` of it is set aside, and its μ fails with at most the rest.
 
         Args:
             slack: Probability δ₀ with which the μ of the price may fail, in [0, 1).
@@ -121,8 +118,7 @@ def price_curve(plan: Plan, guarantee: Guarantee | None, silo: int) -> PriceCurv
 def possible_prices(plan: Plan, silo: int, slack: float) -> list[Price]:
     """Return the possible prices of a silo's part in a plan at a slack.
 
-    The first price is the price of the silo's own messages.  If the run has a single stream of releases, its price
-    follows.
+    They are the price of the silo's own messages, and, if the run has a single stream of releases, its price.
 
     Raises:
         InputError: If a stream cannot be accounted for, or has no price at this slack.
@@ -140,10 +136,9 @@ _MAX_LINKS = 40
 def check_writers(files: Iterable[Path]) -> None:
     """Check that group and others may write neither files nor their folders.
 
-    The folders are those of the file and of every symbolic link on the way to it.  Folders further up may be
-    writable by their group, but not by others.  A path that is missing or cannot be read passes.  A folder with
-    the sticky bit, such as /tmp, passes, because there nobody but root and its owner can replace files of other
-    users.
+    The folders are those of the file and of the symbolic links on the way to it.  Folders further up may be
+    writable by their group, but not by others.  A path that is missing or cannot be read passes, and so does a
+    folder with the sticky bit, such as /tmp, where nobody but root and its owner can replace files of other users.
 
     Guarantee: at the time of the check nobody but root and the owners of the files, of the links to them, and of
     all folders above them, can replace a file that exists; with one exception, a group that may write a folder
@@ -169,10 +164,10 @@ def check_writers(files: Iterable[Path]) -> None:
 
 
 def _folders_on_path(file: Path) -> Iterator[tuple[Path, bool]]:
-    """Iterate over a file and the folders that lead to it, whose permissions `check_writers` checks.
+    """Iterate over a file and the folders that lead to it, each with whether it is a folder further up.
 
-    A path comes with whether it is a folder further up, which its group may write.  Not further up are the file,
-    its folder, and the folder of each symbolic link on the way, because file and link can be replaced there.
+    Not further up are the file, its folder, and the folder of each symbolic link on the way, because file and link
+    can be replaced there.
     """
     folder, parts, link_count = Path("/"), list(reversed(file.absolute().parts[1:])), 0
     is_deciding: dict[Path, bool] = {}  # whether the path is not further up
@@ -223,10 +218,9 @@ def private_umask() -> Iterator[None]:
 
 
 def make_own_folder(path: Path, mode: int = 0o755) -> None:
-    """Create a folder and its missing parents.
+    """Create a folder of this mode and its missing parents of mode 0755, less the umask.
 
-    The folder gets `mode` and missing parents 0755, less the umask, so that by default only
-    their owner may write them.  A folder that exists keeps its mode.
+    A folder that exists keeps its mode.
     """
     if not path.is_dir():
         make_own_folder(path.parent)
@@ -329,7 +323,7 @@ class RunLimits(BaseModel):
 
 
 class EvaluationLimits(BaseModel):
-    """Section [evaluation]: bounds on evaluations, which read the silo's test records and nothing else.
+    """Section [evaluation]: bounds on evaluations, which read the silo's test records.
 
     The bounds of [allow] on trust, relation, queries and models, and its last day, hold for evaluations too.
     """
@@ -345,11 +339,7 @@ class EvaluationLimits(BaseModel):
 
 
 class Policy(BaseModel):
-    """Policy file of a silo, whose relative paths start at the folder of the file.
-
-    `read_policy` makes the paths absolute.  No key sets a seed, because the noise of releases is keyed by the
-    operating system.
-    """
+    """Policy file of a silo, whose relative paths `read_policy` completes by the folder of the file."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -426,10 +416,9 @@ class Policy(BaseModel):
         return self.classes
 
     def import_extensions(self) -> None:
-        """Import the modules that the policy lists, and the add-ons whose runs it allows.
+        """Import the modules that the policy lists, and the add-ons whose runs and evaluations it allows.
 
-        If the policy allows evaluations, the installed add-ons for these are imported, too.  Models that are
-        listed by an import path are not imported here.
+        Models that are listed by an import path are not imported here.
 
         Raises:
             InputError: If a module fails, a listed model or algorithm is neither fedpriv's nor added by a module,
@@ -455,7 +444,7 @@ class Policy(BaseModel):
         """Load the silo's records.
 
         Raises:
-            InputError: If the records cannot be used, with a message of one line.
+            InputError: If the records cannot be used.
         """
         if self.table is not None:
             return load_table_shard(self.shard, self.table, self.silo)
@@ -465,9 +454,8 @@ class Policy(BaseModel):
     def test_policy(self) -> "Policy | None":
         """Policy for evaluations, with a separate ledger, or None without a section [evaluation].
 
-        Budget and number of runs are those of this section.  The slack is 0, because no record takes part in
-        secret, and clips have the widest limits.  Ledger and mark lie beside those of training, with "-tests" in
-        their names.
+        Budget and number of runs are those of this section, the slack is 0, and clips have the widest limits.
+        Ledger and mark lie beside those of training, with "-tests" in their names.
 
         Guarantee: training and evaluation share no budget, no ledger and no rollback mark, and no record unless
         the silo's file has it twice.
@@ -500,7 +488,7 @@ def read_policy(path: Path) -> Policy:
 
     Guarantee: the policy is refused if others than the owner of a file may write one of these files: the policy,
     the records with their key, the ledgers with their marks, the identity and the peers.  It is refused if they
-    may write a folder of these files, or a folder of a link that leads to them.  Both hold with the exceptions of
+    may write a folder of these files, or of a link that leads to them.  Both hold with the exceptions of
     `check_writers`.  It is also refused if others may read the records.
 
     Returns:
@@ -549,7 +537,7 @@ def read_policy(path: Path) -> Policy:
 
 
 def why_unaccountable(cell: Cell) -> str | None:
-    """Return one of three reasons why every guard refuses a cell, whatever its policy, or None."""
+    """Return why every guard refuses a cell, whatever its policy, or None if no reason is found here."""
     reasons = {
         f"trust = {cell.algorithm.trust!r} broadcasts what is not private": (
             not TRUSTED.covers(cell.algorithm.trust_setting)
@@ -563,10 +551,7 @@ def why_unaccountable(cell: Cell) -> str | None:
 
 
 def why_assumption_refused(plan: Plan) -> str | None:
-    """Return why no policy allows the noise of a plan, or None without such a reason.
-
-    A plan is refused if the sensitivity of its mechanism rests on more than clipping.
-    """
+    """Return why a plan is refused whose sensitivity rests on more than clipping, or None for others."""
     if (premise := (plan.mechanism.assumption or "").rstrip(".")) == "":
         return None
     return (
@@ -591,7 +576,7 @@ _WIDTH = 100
 
 
 def write_template(path: Path) -> None:
-    """Write a new policy file to be edited, which only its owner may write.
+    """Write a new policy file with examples, which only its owner may write.
 
     Raises:
         InputError: If the file exists or cannot be written.
@@ -619,8 +604,8 @@ def format_template() -> str:
 def _format_section(model: type[BaseModel]) -> str:
     """Format the keys of a section as TOML, each after its description in comments.
 
-    A key that a policy needs has an example value, and any other key is a comment with its default.  The keys
-    `allow` and `evaluation` are left out, as sections of their own.
+    A key that a policy needs has an example value, and any other key is a comment with its default.  The sections
+    `allow` and `evaluation` are left out.
 
     Args:
         model: Class whose fields are the keys of the section.

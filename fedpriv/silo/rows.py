@@ -13,10 +13,6 @@ commit is a digest of the head before it, of the commit's number and of its entr
 of heads.  The first head is a digest of the ledger's first name and of the fingerprint.  A backup is a copy of a
 ledger without keys, states and replies.
 
-Digests are kept after the end of a run.  Replies to the last rounds of a run under way are kept, and replies to
-round 0 and to the last answered round of the few runs that ended last, since a server that was killed may ask for
-them again.
-
 `seal`, `entry`, `replied` and `after` are digests of the key, of the opened run with its charge, of the reply
 under the key `blind`, and of the state after the reply.  `head` is the head that the reply's commit would have
 with the reply as its only entry.
@@ -66,16 +62,16 @@ _TABLES = (
     "CREATE INDEX told ON answers (answered)",
 )
 UNKEYED_VERSION, LEDGER_VERSION = 2, 3
-"""PRAGMA user_version of a ledger of fedpriv 0.3.0, without a key, and of a current ledger.
-
-The fingerprint in a ledger of fedpriv 0.3.0 is not computed under a key.
-"""
+"""Version (PRAGMA user_version) of a ledger of fedpriv 0.3.0, without a key, and of a current one."""
 BACKUP_OFFSET = 100
 """Difference between the user_version of a backup, without keys and replies, and that of its ledger."""
 _HOT_JOURNAL_HEADER = bytes.fromhex("d9d505f920a163d7")
 """First bytes of a journal that SQLite still needs, for a commit in progress or interrupted."""
 MAX_RUNS_WITH_REPLY = 8
-"""Number of the runs that ended last whose replies to round 0 and to the last answered round are kept."""
+"""Number of the runs that ended last whose replies to round 0 and to the last answered round are kept.
+
+A server that was killed may ask for them again.
+"""
 KEPT_REPLIES = 32
 """Number of the last answered rounds of a run under way whose replies are kept, besides round 0.
 
@@ -101,10 +97,7 @@ class RunRow(NamedTuple):
     key: bytes | None
     """Key of the run, or None if the run is over, and in a backup."""
     state: bytes | None
-    """Packed state after the last reply, or None before the first, if the run is over, and in a backup.
-
-    The reply to round 0 is followed by the initial state.
-    """
+    """Packed state after the last reply, or None before the first, if the run is over, and in a backup."""
     slack: float = 0.0
 
 
@@ -131,6 +124,7 @@ class LedgerHeader(NamedTuple):
 def connect_database(path: Path) -> sqlite3.Connection:
     """Connect to the database, with the settings on which the guarantees of a ledger depend."""
     database = sqlite3.connect(path, isolation_level=None)
+    # A journal that is kept can be overwritten.  If it were unlinked, its blocks would keep keys and sums.
     for setting in ("synchronous = FULL", "secure_delete = ON", "journal_mode = PERSIST", "temp_store = MEMORY"):
         database.execute(f"PRAGMA {setting}")
     return database
@@ -198,7 +192,6 @@ def bind_rows(
 ) -> bytes:
     """Chain the commits of checked rows again, from a fingerprint under a new key.
 
-    This converts a ledger of fedpriv 0.3.0, and a copy whose fingerprint cannot be compared with the records.
     Every commit gets a new head, every run a new seal, and the ledger a new name.
 
     Guarantee: nothing that remains was made from the former fingerprint.  The rows that remain once the runs are
@@ -331,10 +324,8 @@ def copy_without_secrets(database: sqlite3.Connection) -> bytes:
 def wipe_journal(ledger: Path) -> bool:
     """Overwrite SQLite's journal of a ledger with zeros, unless SQLite still needs it.
 
-    The journal can have pages from before the last commit, with values that were wiped in the ledger.
-
-    The caller holds the ledger's lock, with no transaction open: the journal of an open one may not show that
-    SQLite needs it.
+    The journal can have pages from before the last commit, with values that were wiped in the ledger.  The caller
+    holds the ledger's lock, with no transaction open.
 
     Guarantee: a journal from which SQLite has to restore the file after a crash is left as it is, and the result
     is False.

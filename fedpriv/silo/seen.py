@@ -8,9 +8,7 @@ which μ may fail.  A run is charged when it is opened.
 
 Guarantee: no line and no metric from here depends on the records except through their number, that of persons,
 their shape, and a failure of the guard's code.  The times of lines, and of the last answer, are no part of this:
-they are in whole seconds and say when an answer was computed.  Metrics change at the end of a tick, like replies:
-the time of a change reveals no more than the time of a reply.  The metric of health, which fedpriv/silo/daemon.py
-adds, changes while an answer takes very long.
+they say when an answer was computed.
 """
 
 import json
@@ -49,10 +47,7 @@ class BudgetAmount(NamedTuple):
 
 
 class BudgetStatus(NamedTuple):
-    """Status of a policy's budget in a ledger.
-
-    The status has the budget, the charges, the remaining budget for one more run, and the numbers of runs.
-    """
+    """Status of a policy's budget in a ledger, with the remaining budget for one more run."""
 
     budget: BudgetAmount
     charge: BudgetAmount
@@ -62,10 +57,7 @@ class BudgetStatus(NamedTuple):
 
 
 def budget_status(ledger: SiloLedger, allow: RunLimits) -> BudgetStatus:
-    """Compute the budget status from all charges of a ledger, for the policy's neighbours.
-
-    The charges are those of the ledger, not raised to today's prices.
-    """
+    """Compute the budget status from the charges of a ledger, not raised to today's prices."""
     charges = ledger.charges()
     prices = price_charges(charges, allow.relation, allow.unit)
     total, remaining = compose_prices(prices), LifetimeBudget(allow.budget, allow.slack).remaining(prices)
@@ -101,8 +93,8 @@ def log_opened_run(run: str, charge: Charge, remaining: BudgetAmount) -> None:
 class GuardEvents:
     """Counter and logger of a guard's events.
 
-    The first hundred refusals are logged, and then every thousandth.  A process logs a round at most once, however
-    often the round is repeated.
+    The first hundred refusals are logged, and then every thousandth.  A round is logged at most once, however
+    often it is repeated.
     """
 
     def __init__(self) -> None:
@@ -168,7 +160,7 @@ class GuardEvents:
             ),
             ServiceMetric(
                 "last_answer_seconds",
-                "When a round was answered, since 1970; 0 if never.",
+                "When a round was last answered, since 1970; 0 if not since the start.",
                 math.floor(self._last_answer_time),
             ),
             *(

@@ -2,8 +2,7 @@
 
 A silo's ledger, its file of charges, contains a fingerprint of the records under a key.  The key is 32 random
 bytes in a file beside the records, mode 0600.  Neither ledgers nor backups contain the key, so that nobody who has
-only these can test guesses at records on the fingerprint.  In ledgers and backups of fedpriv 0.3.0 the fingerprint
-is under no key, until a ledger is converted.
+only these can test guesses at records on the fingerprint.
 
 * A cell is the scenario of one run, with a value for each key.
 * A unit is what neighbouring data sets differ in: a record, or a person with all records of this person.
@@ -89,8 +88,6 @@ def read_key(path: Path) -> bytes:
 def load_or_create_key(path: Path) -> bytes:
     """Read the key at `path`, after making one if the file does not exist.
 
-    A key is written whole or not at all.
-
     Raises:
         InputError: If the key cannot be made, or cannot be used.
     """
@@ -109,8 +106,7 @@ _MAX_VALUES = 2**26
 _MAX_PADDED_RECORDS = 16
 """Limits for units that are padded to the most records of a unit.
 
-A shard is accepted if it has at most `_MAX_VALUES` values after padding, or if a person counts with at most
-`_MAX_PADDED_RECORDS` records.
+A shard has at most `_MAX_VALUES` values after padding, or a person at most `_MAX_PADDED_RECORDS` records.
 """
 
 
@@ -128,7 +124,7 @@ class Shard:
     persons: NDArray[Any] | None = field(default=None, kw_only=True)
     """Person of each record, (n,), or None if the silo's file names no persons of these records."""
     test: "Shard | None" = None
-    """Test records of the silo, which no training reads, or None without any."""
+    """Test records of the silo, or None without any."""
     cells: NDArray[np.float64] | None = field(default=None, kw_only=True)
     """Raw cells of the table from which `images` are computed, (n, columns), or None without a table."""
 
@@ -149,9 +145,8 @@ class Shard:
     def fingerprint(self, key: bytes, *, with_cells: bool = True) -> bytes:
         """Return the fingerprint, 64 bytes: `key_check(key)`, and an HMAC of the records in their order.
 
-        Test records have a fingerprint of their own (`test`).  Without `with_cells` the raw cells of a table are
-        left out, as in ledgers of fedpriv 0.3.1: records with the same features, labels and persons then have the
-        same fingerprint.
+        Test records (`test`) are left out, and without `with_cells` the raw cells of a table, as in ledgers of
+        fedpriv 0.3.1.
 
         Guarantee: without the key the fingerprint reveals nothing about the records, if HMAC-SHA256 is a
         pseudorandom function.
@@ -201,8 +196,7 @@ class Shard:
         -1 for each record that the person lacks.
 
         Raises:
-            InputError: If these records do not name the units, or if a bound on the records of a unit, which a
-                server chooses, would take too much memory for so many persons.
+            InputError: If these records cannot be protected by this unit.
         """
         self._check_unit(unit)
         if unit.name == RECORD.name:
@@ -213,8 +207,8 @@ class Shard:
     def _check_unit(self, unit: Unit) -> None:
         """Check that these records can be protected by a unit.
 
-        Single records pass, and persons if the records name them.  A person's records are filled up by dummy
-        records to `unit.max_records`, which a server chooses.  Too large a bound is refused.
+        Single records pass, and persons if the records name them, unless a person's records, filled up by dummy
+        records to `unit.max_records`, which a server chooses, take too much memory.
 
         Guarantee: of the records a refusal depends on their shape, on whether they name persons, and on the number
         of persons, and not on a person's number of records.
@@ -253,9 +247,8 @@ def load_shard(path: Path, classes: int, test: str = "test_") -> Shard:
     """Read and check a silo's records in an .npz file.
 
     The file has the arrays `images` (or `features`, or `features.NAME` for each of several inputs) and `labels`,
-    each with a row for each record.  It may have `persons`, an integer or name for each record, and `counts`,
-    which is false for rows that are dummy records.  Test records are read if there are labels with the prefix
-    `test`.
+    with a row for each record.  It may have `persons`, an integer or name for each record, and `counts`, which is
+    false for dummy records.  Test records are read if there are labels with the prefix `test`.
 
     Args:
         path: File of the records.
@@ -288,8 +281,8 @@ def load_table_shard(path: Path, schema: TableSchema, silo: int) -> Shard:
         silo: Number of the silo.
 
     Raises:
-        InputError: If the table cannot be read, does not keep to `schema`, has records of another site, or has no
-            training records that count, or if it has a column for the site and `schema` has no site `silo`.
+        InputError: If the table cannot be read, does not keep to `schema`, has records of another site, has a
+            column for the site in a `schema` without the site `silo`, or has no training records that count.
     """
     encoded = load_silo_table(path, schema, silo)
     train, test = encoded.split.train, encoded.split.test
@@ -398,8 +391,6 @@ class ShardViews:
     def records(self, cell: Cell) -> Records:
         """Return all records in the form of the cell's model, a row for each unit of protection.
 
-        Each record is converted without the others, with public constants only.
-
         Raises:
             InputError: If these records do not fit the model or the unit.
         """
@@ -426,5 +417,5 @@ class ShardViews:
         )
 
     def clear(self) -> None:
-        """Drop the cached records, which can be computed again."""
+        """Drop the cached records."""
         self._cached_records.clear()

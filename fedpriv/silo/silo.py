@@ -1,7 +1,6 @@
 """Silo in the protocol of a round, without Flower: it turns a query into a release and a message.
 
-* An increment is a record's clipped contribution to a round, such as a combination of its gradients at the query
-  of the round and at earlier queries, with coefficients of the plan.
+* An increment is a record's clipped contribution to a round, such as its gradient at the query.
 * s_t is the sum of the increments of the silo's records in round t.  C is the matrix of a noise mechanism, and y_t
   is (C s)_t with the silo's noise.
 * A release is the vector that a silo computes for a round, and a message is the form in which it is sent: with
@@ -10,9 +9,6 @@
   rounds so far, or b"" in floating point.
 * A batch is the records that a round reads.  A dummy record, which does not count, has weight 0, or is left out
   of its unit's increment if units have several records.
-
-A silo with a guard computes in integers if its run has noise.  A simulated `Silo` sums in float64 with noise of a
-seed, unless its scenario says integers.
 """
 
 import dataclasses
@@ -62,8 +58,8 @@ class BoundedObjective(RecordView):
 
     Guarantee: a total is finite and at most (1 + 1e-6) Σ |weight| · clip long, up to rounding in float64, whatever
     `base` computes.  A longer total is scaled to that length, which increases the distance of no two totals of
-    records with the same weights.  A total that is not finite, or whose norm overflows, counts as zero.  Neither
-    total is refused, because a refusal would reveal something about the records.
+    records with the same weights.  A total that is not finite, or whose norm overflows, counts as zero, and is not
+    refused, because a refusal would reveal something about the records.
     """
 
     def for_batch(self, slots: BatchLayout) -> Self:
@@ -72,8 +68,6 @@ class BoundedObjective(RecordView):
 
     def increment(self, query: Query, batch: Batch, clip: Scalar) -> Increment:
         """Return the increment of `base` with a bounded total, (d,), float64.
-
-        The number of clipped records is that of `base`.
 
         Args:
             query: Points at which gradients are computed, and their coefficients.
@@ -97,7 +91,8 @@ def _max_norm(weights: Tensor, clip: Scalar) -> float:
 def without_denormals() -> Iterator[None]:
     """Flush denormal numbers to 0 in the block, in this thread, on processors that can.
 
-    Arithmetic with denormal numbers is many times slower, and a query can produce denormals for some records only.
+    Arithmetic with denormals is many times slower, and a query can produce them for some records only, so that the
+    time of a reply would depend on the records.
     """
     torch.set_flush_denormal(True)
     try:
@@ -117,9 +112,7 @@ class SiloRelease(NamedTuple):
 class Silo:
     """Silo: its records, the order in which it reads them, its plan, and its source of noise and masks.
 
-    The order is `unit_order`.  Sampling randomness comes from the source of the noise.
-
-    A silo with a private `key` makes real releases.
+    Sampling randomness comes from the source of the noise.
 
     Guarantee: in integers the message is s_t if a trusted server adds the noise, and otherwise a function of
     y_1, …, y_t and of any mask.  Every record enters as integers of bounded norm, whatever the query is.  The
@@ -133,12 +126,9 @@ class Silo:
     records: Records
     noise: KeyedNormal
     key: bytes = field(default=b"", repr=False)
-    """Key of one run, 32 bytes, or empty in a simulation in floating point.
-
-    Only this silo has the key of real releases.  The key of a simulation in integers follows from the seed.
-    """
+    """Key of one run, 32 bytes, or empty in a simulation in floating point."""
     scenario_digest: bytes = b""
-    """Digest of the scenario, on which masks depend: silos with different digests do not agree on masks."""
+    """Digest of the scenario, on which masks depend."""
     may_miss_rounds: bool = False
     """Whether rounds may be missing between two queries."""
     unit_order: Tensor | None = field(default=None, repr=False, kw_only=True)
@@ -155,8 +145,6 @@ class Silo:
         may_miss_rounds: bool = False,
     ) -> "Silo":
         """Build the silo of a real run, with all noise from its key.
-
-        The plan's noise is integers, or the plan has no noise and nothing is claimed.
 
         Args:
             number: Number of the silo.
@@ -197,8 +185,8 @@ class Silo:
         Guarantee: under an untrusted server the sequence of releases over the whole run keeps the privacy claim
         of the silo's own releases (`make_silo_stream`) for each unit of this silo, such as a record.  Under a
         trusted server releases are exact, and only the server may see them.  The choice of the records that a
-        round draws in secret is no part of the result.  The vector, the counts and the state depend on it, and
-        only simulations report the counts.
+        round draws in secret is no part of the result, but vector, state, and counts, which only simulations
+        report, depend on it.
 
         Args:
             state: State after the last answered round.
@@ -283,7 +271,7 @@ class Silo:
     def _skip_missed_rounds(self, state: RoundState, t: int) -> tuple[RoundState, PlannedRound]:
         """Return the state at the start of round t after missed rounds, and round t's plan for this state.
 
-        The noise of each missed round, if this silo adds any, is drawn for a sum of increments of zero.
+        Missed rounds count as rounds whose sum of increments is zero.
         """
         planned_round = self.plan.rounds[t - 1]
         if t == state.last_round + 1:
@@ -299,12 +287,10 @@ class Silo:
         return state, planned_round._replace(step=step)
 
     def _read_batch(self, planned_round: PlannedRound) -> RoundBatch:
-        """Return the records of a round with their weights in the silo's mean, float64.
+        """Return the records of a round, (rows, …), with their weights in the silo's mean, (rows,), float64.
 
-        A position is a number in the order in which the silo reads its units, and `unit_order` has the index in
-        `records` of the unit at each position.  If the rounds of records are drawn, in secret or not, the
-        positions of a round are drawn, and their number may vary from round to round.  Otherwise they are a range.
-        The row indices of the batch are positions.
+        A position is a number in the order in which the silo reads its units.  A round reads drawn positions,
+        whose number may vary, or a range of them.  The row indices of the batch are positions.
         """
         plan, t, size = self.plan, planned_round.step.t, self.plan.batch_sizes[self.number]
         positions: slice | NDArray[np.int64]
@@ -321,7 +307,7 @@ class Silo:
             ensure_aligned(all_records.features[indices]), ensure_aligned(all_records.labels[indices])
         )
         weights = mask[indices] * record_weight(1.0, size, planned_round.batch_count)
-        # The third part says that all rows are this silo's.
+        # The third argument says that all rows are this silo's.
         return RoundBatch(records, weights, ((self.number, len(rows)),), rows)
 
     @cached_property
@@ -356,7 +342,6 @@ _ALIGNMENT = 8
 def pack_state(state: RoundState) -> bytes:
     """Pack a state as the ledger stores it.
 
-    The header has the last answered round, the number of vectors of each kind, and the length of the query chain.
     The layout is the header, the query chain and a byte for the type of every vector, together padded to 8 bytes,
     then past vectors, accumulator and mechanism state, each vector padded to 8 bytes.
     """
@@ -377,11 +362,10 @@ def pack_state(state: RoundState) -> bytes:
 
 
 def unpack_state(packed: bytes, silo: Silo) -> RoundState:
-    """Unpack a state without copying its vectors, which must not be written into.
+    """Unpack a state of `pack_state` without copying its vectors, which must not be written into.
 
     Args:
-        packed: Header, query chain and a byte for the type of every vector, together padded to 8 bytes, then the
-            vectors, each padded to 8 bytes.
+        packed: Packed state, in which each vector is (d,).
         silo: Silo of the state.
     """
     last_round, past_count, accumulator_count, mechanism_count, chain_bytes = _HEADER.unpack_from(packed)

@@ -90,7 +90,9 @@ def test_of_more_than_twelve_budgets_the_smallest_and_the_largest_are_named() ->
     low, high = (
         format_epsilon_delta(gdp.epsilon_of(stream.mu, 1e-5), 1e-5) for stream in (streams[12], streams[0])
     )
-    assert describe_silo_budgets(streams, 1e-5).endswith(f"of the one protected least: from {low} to {high}.")
+    assert describe_silo_budgets(streams, 1e-5).endswith(
+        f"hold for the records of any silo: from {low} to {high}."
+    )
 
 
 SECRET_STREAM = replace(ROUND_STREAM, schedule=PoissonSampling(5, 5))

@@ -36,6 +36,7 @@ from fedpriv.scenario.schema import Cell
 from fedpriv.study.results import RunFolder
 from fedpriv.study.stored import privacy_data
 from tests.conftest import small_tree
+from tests.data.tables import rows, table_tree, write_csv
 from tests.participation.own import WithoutReplacement
 
 MakeCell = Callable[..., Cell]
@@ -496,6 +497,26 @@ def test_persons_in_fewer_silos_than_the_scenario_says_are_seen(tmp_path: Path) 
     edit_cell(results, charge_one_silo)
     difference = disagreement_at_equal_mu(results)
     assert difference == "releases are not those of all rounds, silos and steps of its scenario"
+
+
+def test_less_noise_for_a_smaller_increment_diameter_of_curves_is_seen(tmp_path: Path) -> None:
+    """Gains: "ok" for the same μ of less noise, of evaluations whose increments are √(8/3) clips apart, not 1."""
+    tree = table_tree(write_csv(tmp_path / "table.csv", rows(600)))
+    tree["privacy"] = {"relation": "replace-one", "mu": 1.0}
+    tree["federation"] = {"silos": 2, "rounds": 2, "epochs": 2, "batches": [360, 240]}
+    tree["evaluation"] = {"records": [360, 240], "mu": 1.0, "curves": {"bins": 16}}
+    results, entry = agreeing_run(tmp_path, tree)
+    diameter = entry.test_streams[0].increment_diameter
+    assert 1.0 < diameter < 2.0
+
+    def move_closer(cell: dict[str, Any]) -> None:
+        for stream in cell["evaluation"]["releases"]:
+            stream["std"] /= diameter
+            stream["apart"] = 1.0
+
+    edit_cell(results, move_closer)
+    difference = disagreement_at_equal_mu(results)
+    assert difference == f"evaluation.releases: apart of silo 0 is 1, and the scenario gives {diameter:.6g}"
 
 
 @pytest.mark.parametrize("mechanism", [IndependentGaussian(), BandedSquareRoot(1.0, 4)])

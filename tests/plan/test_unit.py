@@ -177,6 +177,21 @@ def test_integer_releases_meet_the_privacy_target_of_persons_in_two_silos(tmp_pa
     assert 1.99 < claim.guarantee.mu <= 2.0
 
 
+@pytest.mark.parametrize(("trust", "slack_factor"), [("untrusted", 2.0), ("trusted", 1.0)])
+def test_releases_about_a_person_in_two_silos_share_the_slack_of_a_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trust: str, slack_factor: float
+) -> None:
+    """Guarantee of `make_exact_plan`: all releases about a person have a slack of at most 2^-60 together."""
+    cell = person_cell(tmp_path, algorithm__trust=trust, privacy__shared=2)
+    objective = load_task(cell).objective
+    slack = slack_factor * make_plan(cell, objective, for_release=True).required_exact_plan.claim.slack
+    monkeypatch.setattr("fedpriv.plan.calibration.MAX_SLACK", slack)
+    make_plan(cell, objective, for_release=True)
+    monkeypatch.setattr("fedpriv.plan.calibration.MAX_SLACK", 0.9 * slack)
+    with pytest.raises(InputError, match="are too many"):
+        make_plan(cell, objective, for_release=True)
+
+
 def test_group_privacy_of_two_and_eight_records_matches_reference_values() -> None:
     """mu = 1: 2 records 9.9971, 8 records 65.32; with secret rounds the chain, which √k·μ would undercut."""
     exact = group_epsilons(GaussianDP(1.0), 1e-5)
