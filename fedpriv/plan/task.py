@@ -93,10 +93,7 @@ def order_by_site(test: Records, sites: Sites | None) -> tuple[Records, tuple[tu
 
 
 _CLIENT_SEED = 0
-"""Seed of clients whose records a partition skews ("dirichlet", "shards").
-
-Seeds of a scenario draw cohorts and noise, but the clients are the same for all of them.
-"""
+"""Seed of clients whose records a partition skews ("dirichlet", "shards"), for any scenario's seed."""
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
@@ -148,8 +145,7 @@ class Task(PublicTask):
     test_index_of_train: NDArray[np.int64] | None = field(default=None, kw_only=True)
     """Row index in `test_with_missing` of each training record of the data, or None.
 
-    Only files whose rows each have a place in both parts have these indices, and only if no training records are
-    held out.
+    It is set for a file whose rows each have a place in both parts, if no training records are held out.
     """
 
 
@@ -180,9 +176,7 @@ def make_records(features: Tensor, labels: NDArray[Any], dtype: torch.dtype) -> 
 class ModelInputs:
     """Inputs of a cell's model: the data set, and the map of its records.
 
-    A task whose rows are records, before metrics are added, depends only on these inputs, on the number of
-    validation records, and on the data set's content.  `load_task_of_inputs` caches the last two tasks by inputs
-    and number.
+    Tasks are cached by these inputs, so that cells which differ in other settings can share one.
     """
 
     data_name: str
@@ -303,7 +297,7 @@ class ModelInputs:
 
 @lru_cache(maxsize=2)
 def _load_public_task(inputs: ModelInputs) -> PublicTask:
-    """Load the public part of a task on first use: its objective, and test records sorted by site."""
+    """Load the public part of a task: its objective, and test records sorted by site."""
     held_out = load_held_out(inputs.data_name, table=inputs.table)
     inputs.check_data(held_out.class_count)
     test, site_sizes = order_by_site(inputs.make_records(held_out.images, held_out.labels), held_out.sites)
@@ -367,9 +361,9 @@ def make_schema_task(cell: Cell, schema: TableSchema) -> PublicTask:
 
 @lru_cache(maxsize=2)
 def load_task_of_inputs(inputs: ModelInputs, validation: int | None = None) -> Task:
-    """Load a task on first use: training and test records as features, and the model's objective.
+    """Load training and test records as features, and the model's objective.
 
-    The cached task is shared, so that callers must not write to it.
+    The task is cached and shared, so that callers must not write to it.
 
     Args:
         inputs: Data set, and map of its records.
@@ -557,7 +551,7 @@ def check_record_count(cell: Cell) -> None:
     """Check that the data set has as many training records as one pass of the cell reads.
 
     A pass reads (batches of a silo) · (sum of the silos' batch sizes) records, or units if these are the rows of
-    the task.  With a partition by site, each site needs the records of its silo.
+    the task.  With a partition by site, each site needs the records of its silo's pass.
 
     Raises:
         InputError: There are too few records, or more sites than silos, or the data cannot be used (`load_task`).

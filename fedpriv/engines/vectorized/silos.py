@@ -1,8 +1,8 @@
 """Silos of replicates, which are runs that the vectorized engine computes side by side.
 
-A cell is one run: the settings of a scenario, with one value for each swept key and one seed.  Cells form a group
-(`group_cells`) only if their data, model, rounds and silos are the same, and the kinds of their estimators,
-mechanisms and optimizers.  Large groups are split.  The cells of a group are its replicates.
+A cell is one run of a scenario: a value of each swept key, and a seed.  Cells of a group (`group_cells`), its
+replicates, have the same data, model, rounds and silos, and the same kinds of estimators, mechanisms and
+optimizers.  Large groups are split.
 
 In each round the server sends a vector, the query.  A silo sums the clipped contributions of its records
 (increments), and releases the decayed sum of them over rounds (running sum), with noise if it adds any.  The
@@ -127,7 +127,7 @@ class AveragedSilos:
         """Return the noisy mean of the silos' running sums after round t, and the state of the next round.
 
         A record's weight contains its silo's weight, so that one weighted sum over all records is the mean over
-        silos.  Records of silos that are absent have weight 0.
+        silos.
 
         Args:
             t: Round, from 1.
