@@ -62,8 +62,8 @@ def print_plain(line: str, *, bold: bool = False) -> None:
 def print_rich(caption: str, columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> None:
     """Print a table at most as wide as the terminal, or a block for each row if the table does not fit.
 
-    The table fits if the terminal is wide enough for the full width of each column that may not wrap, 12
-    characters of each other column, and three spaces between columns.  A character can be two columns wide.
+    The table fits if the terminal is wide enough for each column that may not wrap, 12 characters of each other
+    column, and three spaces between columns.
 
     Args:
         caption: Caption above the table, or "" for none.

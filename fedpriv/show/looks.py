@@ -1,8 +1,8 @@
 """Looks of a chart: axes and ticks, colours, dashes and markers of series, and panels for many series.
 
-Lines of a panel differ in dashes or marker, and not in colour alone, so that they can be told apart on a grey
-print and by a colour-blind reader.  Hues are close to those of Okabe & Ito.  An axis of a sweep is a swept key of
-the scenario with its values, such as algorithm.name.  A sweep point has one value for each axis.
+Lines differ in dashes or marker, too, and not in colour alone, so that they can be told apart on a grey print and
+by a colour-blind reader.  Hues are close to those of Okabe & Ito.  An axis of a sweep is a swept key of the
+scenario with its values, such as algorithm.name.  A sweep point has one value for each axis.
 
 A chart shows some axes as kinds of lines, others as levels, and the rest as panels.  As far as looks suffice,
 kinds differ in hue and dashes, and levels in shade and marker.
@@ -81,11 +81,7 @@ def level_look(level: int, levels: int) -> Look:
 
 @dataclass(frozen=True)
 class Layout:
-    """Swept keys by the way in which a chart shows them.
-
-    Kinds differ in hue and dashes, and levels in shade and marker, if there are few (`choose_look`).  The
-    remaining keys differ by panel.
-    """
+    """Swept keys by the way in which a chart shows them."""
 
     kinds: tuple[str, ...]
     """Keys whose combinations of values are the kinds."""
@@ -232,7 +228,7 @@ def make_scale(values: Sequence[float], start: float, end: float, *, logarithmic
 def is_wide(values: Sequence[float]) -> bool:
     """Whether all finite values are positive, and the largest is more than 10 times the smallest.
 
-    Such values need a logarithmic axis, because on a linear one a diverging run would flatten all others.
+    On a linear axis a diverging run would flatten all others.
     """
     finite = [value for value in values if math.isfinite(value)]
     return bool(finite) and max(finite) > _MIN_LOG_RATIO * min(finite) > 0.0
