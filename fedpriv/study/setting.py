@@ -44,8 +44,7 @@ from fedpriv.plan.sums import RunningSums
 class MechanismCost:
     """Cost of a mechanism: its noise, its sensitivity and its memory.
 
-    Noise is a standard deviation per coordinate.  An `error_…` is the standard deviation of the noise in a
-    released running sum.
+    An `error_…` is the standard deviation per coordinate of the noise in a released running sum.
     """
 
     sensitivity: Sensitivity
@@ -422,8 +421,7 @@ def _mechanisms_by_name(workload: Workload, candidates: list[MechanismCandidate]
     """Return the mechanisms of a table by name, the fitted `candidates` last.
 
     Above 4,096 rounds T, mechanisms without a fit that keep T vectors or more are left out.  So is a fitted
-    mechanism that equals an earlier one.  If the name of a fitted one is taken, its number of vectors is added to
-    it.
+    mechanism that equals an earlier one.  A name that is taken gets the number of vectors added.
     """
     mechanism_by_name = {
         name: mechanism
@@ -451,8 +449,7 @@ _MAX_TIMED_VECTORS = 128
 def measure_seconds_per_round(mechanism: Mechanism, workload: Workload, dimension: int) -> float | None:
     """Measure the seconds in which a mechanism correlates one round of float32 noise, in one thread.
 
-    The measurement is the mean over up to 16 rounds after a warm-up.  The time to draw the fresh vectors is not
-    included.
+    The measurement is the mean over up to 16 rounds after a warm-up, without the time to draw fresh vectors.
 
     Args:
         mechanism: Mechanism of the noise.

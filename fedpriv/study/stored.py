@@ -1,14 +1,13 @@
 """Stored records of finished cells, checkpoints of unfinished ones, and checks of a resumed run.
 
-A cell is one run: the settings of a scenario, with one value for each swept key and one seed.  A record of
-results.json holds a cell's scenario, its measurements, a description of its releases (vectors that were published,
-and their noise), and its claim of privacy.
+A cell is one run of a scenario: a value of each swept key, and a seed.  A record of results.json holds a cell's
+scenario, its measurements, a description of its releases (vectors that were published, and their noise), and its
+claim of privacy.
 
 RUN_DIR/checkpoints has the last checkpoints of unfinished groups of cells.  Checkpoints hold sums without
 noise, so that their mode is 0600.
 
-A resumed run may add seeds, and may use another engine.  A cell keeps its number, and cells of added seeds are
-numbered after all others.
+A resumed run may add seeds, whose cells are numbered after all others.
 """
 
 import dataclasses
@@ -51,8 +50,8 @@ def privacy_data(
 ) -> dict[str, Any]:
     """Compute the privacy statement of a cell as data.
 
-    Its figures of ε and μ follow from the ledger `releases` and from a first step that was taken elsewhere
-    (`add_external_first_step`), and not from the target of the rounds.
+    Its ε and μ follow from the ledger `releases`, with a first step that was taken elsewhere
+    (`add_external_first_step`), and not from the target.
     """
     releases = add_external_first_step(releases, cell.budget.other_mu)
     claim, delta = compute_claim(releases), cell.privacy.delta
@@ -253,8 +252,6 @@ class CheckpointFolder(Checkpoints):
 
     def keep(self, name: str, content: bytes) -> None:
         """Write a checkpoint, of mode 0600.
-
-        If it cannot be written, the run continues, and the observer is notified of the first such failure.
 
         Args:
             name: Name of the checkpoint, which gives the name of its file.

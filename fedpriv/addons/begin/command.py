@@ -1,8 +1,5 @@
 """Commands that write a first scenario: `fedpriv data inspect`, `fedpriv advise` and `fedpriv init`.
 
-`inspect` describes a table, and with --out writes a scenario and policies.  `advise` recommends settings for
-public facts.  `init` makes a folder to start from.
-
 A *unit* is what a run protects: a record, or a person with all records.  A *policy* is a file in which a silo
 allows runs.  A *schema* describes a table: target, sites, persons and the columns of features with their ranges or
 words.
@@ -497,9 +494,8 @@ def _make_starter_sections(name: str) -> str:
 def create_folder(folder: Path, *, is_comparison: bool = False) -> list[Path]:
     """Write the starter files into a new folder, whole or not at all, and return their paths.
 
-    The folder has a scenario, with the numbers that are advised for softmax regression, an algorithm, a model, a
-    notebook and a README.md.  In the sources NAME stands for the scenario's name, and a line "# ADVISED" for the
-    advised sections.
+    In the sources NAME stands for the scenario's name, and a line "# ADVISED" for sections with the numbers that
+    are advised for softmax regression.
 
     Args:
         folder: Folder to make, whose name becomes that of the scenario.

@@ -39,7 +39,7 @@ def join_files(paths: Sequence[Path], formats: Sequence[CellFormat], site: str |
 
     The table has the columns that all files have.  A column that some files lack is listed as unreadable, with the
     reason.  If `site` is None, a column of sites is added, with the name of a record's file up to the first dot.
-    It is called "site", or has another name if a file has a column of this name, even one that cannot be read.
+    It is called "site", or has another name if a file has such a column.
 
     Args:
         paths: Files of the table.
