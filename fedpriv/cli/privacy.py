@@ -3,11 +3,10 @@
 * A mechanism is independent noise or a way to correlate the noise of rounds, such as a tree.
 * The running sum of a round adds the records' increments in this round to the decay times the running sum of the
   round before.  An increment is a record's clipped contribution to a round.
-* A setting has rounds, decay, participation, clip norm, batch, silos, trust and neighbouring relation, and neither
-  a mechanism nor a target.
+* A setting has what accounting needs besides a mechanism and a target, such as rounds, clip norm and trust.
 * Participation says in which rounds a record takes part.  If it is secret, its randomness amplifies the protection
   of the noise.
-* A stream is the releases of one party, such as a silo or the server, over the rounds or in another part of a run.
+* A stream is the releases of one party, such as a silo or the server, in the rounds or another part of a run.
 * A cell is one run of a scenario, and its claim is the guarantee that its entry in results.json states.
 * A fact is a named number or text that a command prints.
 """

@@ -44,15 +44,9 @@ _NOISE_BLOCK_COUNT = 4
 _NOISE_BLOCK_VALUES = 2**21
 """Most values of a block of noise, unless one round has more."""
 _VECTORS_PER_REPLICATE = 8
-"""Vectors of a replicate in a round.
-
-They are query, increments, their sum, noise, mean, step, and two temporary ones.
-"""
+"""Vectors of a replicate in a round: query, increments, sum, noise, mean, step, two temporary ones."""
 _INPROCESS_VECTORS = 14
-"""Float64 vectors in a round of the in-process engine, with messages.
-
-They are those of one silo and of the server, since silos compute one after another.
-"""
+"""Float64 vectors of one silo and of the server in a round of the in-process engine, with messages."""
 _BYTES_PER_SILO = 2**17
 """Bytes of a simulated silo besides its vectors."""
 _SCRATCH_BYTES = 96 * 2**20

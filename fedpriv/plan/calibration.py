@@ -54,10 +54,7 @@ from fedpriv.scenario.load import Scenario
 from fedpriv.scenario.schema import AlgorithmSection, Cell
 
 _UNBOUNDED_RADIUS = 1e100
-"""Radius of a ball so large that no projection on it changes a point of the probes.
-
-The radius is finite, because min(1, radius / norm) has the gradient nan for an infinite radius.
-"""
+"""Finite radius of a ball (for a gradient of radius / norm) that contains all points of the probes."""
 
 _LINEARITY_ROUNDS = 4
 """Most rounds over which an optimizer's linearity is checked."""
@@ -249,8 +246,8 @@ def response_and_workload(
     The workload is the decay, the clips, the restarts and the participation of the running sums.  The response has
     the weights of the released sums in the target: in points that the row's optimizer publishes, or in some of the
     sums themselves if `published` is "rows", or if no such point depends on a release.  Both are computed in one
-    dimension, for clips and steps of 1 (`with_unit_scale`) and a loss with the constants 1, so that a fit need not
-    be the best one for another loss.
+    dimension, for scales such as clip and step of 1 (`with_unit_scale`) and a loss with the constants 1, so that a
+    fit need not be the best one for another loss.
 
     Args:
         row: Row of the algorithms' table.
@@ -344,15 +341,12 @@ MIN_CLIP, MAX_CLIP = 2.0**-40, 2.0**40
 _MIN_RECORD_CLIP = 2.0**-70
 """Smallest clip of a record, divided by the batch size.
 
-float32 ends at 2^-126, and a clipping factor is as small as the clip over a norm of 2^50.
+float32 ends at 2^-126, and clipping multiplies by the clip over a norm of up to 2^50.
 """
 _MIN_STD, _MAX_STD = 2.0**-100, 2.0**100
 """Range of standard deviations that floating point can draw and add."""
 MAX_DEVIATIONS = 2.0**30
-"""Largest sum in standard deviations of its noise.
-
-Then 22 binary digits of float64 lie below one standard deviation.
-"""
+"""Largest sum in standard deviations of its noise, so that 22 digits of float64 lie below one of them."""
 
 
 def check_clips(rounds: Iterable[Round], max_batch_size: int, is_private: bool) -> None:
@@ -421,10 +415,7 @@ def check_sums(noise: Noise, max_sum: float, fresh_std: float) -> None:
 MAX_SLACK = 2.0**-60
 """Most slack of a claim, in total variation."""
 _MIN_CLIP_UNITS = 2.0**22
-"""Least number of units in a clip for each √d, where increments are closer than 2 clips.
-
-`plan.ROUNDING_ALLOWANCE` rests on this number.
-"""
+"""Least units in a clip for each √d, for `plan.ROUNDING_ALLOWANCE` of an increment diameter below 2."""
 _MU_MARGIN = 1.0 - 2.0**-38
 """Factor below 1 that covers the increase of the recorded μ by conservative rounding."""
 
@@ -542,10 +533,7 @@ EncodedMessage = NDArray[np.uint64]
 _MAX_ENCODED = 2.0**62
 """Bound of one encoded value, in units, above all that plans allow and noise can reach."""
 _MAX_GRID_UNITS = 2.0**48
-"""Most units that records can contribute.
-
-Then a silo's float64 holds digits of its noise below the grid.
-"""
+"""Most units that records can contribute, so that float64 holds digits of noise below the grid."""
 
 
 @dataclass(frozen=True)

@@ -154,10 +154,7 @@ class Plan:
     grid: Grid | None = None
     """Grid on which masked messages in floating point are added, or None for all other messages."""
     unit: Unit = RECORD
-    """Unit of protection, which fills a row of a batch.
-
-    A unit is clipped as a whole, and batches and weights count units.
-    """
+    """Unit of protection, which fills a row of a batch, and is clipped as a whole."""
     increment_diameter: float = APART
     """Largest distance of two increments, in clips (`find_increment_diameter`)."""
     model_length: int | None = None
@@ -174,10 +171,7 @@ class Plan:
     integers_at_server: bool = field(init=False)
     """Whether the server adds up integers, and not released vectors."""
     sends_round_sums: bool = field(init=False)
-    """Whether a silo's message has the sums of its round only.
-
-    The server then adds them to those of earlier rounds.
-    """
+    """Whether a silo's message has the sums of its round only, which the server adds to earlier ones."""
     message_dtype: torch.dtype = field(init=False)
     """Type of the numbers of a silo's message.
 

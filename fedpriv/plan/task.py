@@ -119,7 +119,7 @@ class PublicTask:
 
 @dataclass(frozen=True)
 class Task(PublicTask):
-    """Public task with the training records, which only silos and simulations have."""
+    """Public task with the training records."""
 
     train: Records
     """Training records, or units of them if `unit_indices` is set."""

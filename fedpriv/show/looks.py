@@ -17,10 +17,7 @@ from fedpriv.show.summary import axis_points, format_point
 from fedpriv.study.results import Results
 
 MAX_SERIES = 28
-"""Largest number of series in a panel of a metric's chart, and of rows in the chart of clipping.
-
-From the 31st on, a look has the hue and the dashes of an earlier one.
-"""
+"""Largest number of series in a panel of a metric's chart, and of rows in the chart of clipping."""
 _MAX_LINES = 12  # lines of a panel, above which a chart is split into panels
 _TRUST_KEY, _ALGORITHM_KEY = "algorithm.trust", "algorithm.name"
 _ROUNDS_KEY = "federation.rounds"  # runs of unequal length get panels first
@@ -68,7 +65,7 @@ def _mix_colours(low: str, high: str, share: float) -> str:
 def nth_look(index: int) -> Look:
     """Return the n-th look of series without an order, n from 0.
 
-    No two of the first 30 looks share more than one of hue, dashes and marker.
+    Of hue, dashes and marker, two of the first 30 looks share one at most.
     """
     hue, dash, marker = (index % count for count in _LOOK_COUNTS)
     return replace(shade(hue), dash=dash, marker=marker)

@@ -102,13 +102,11 @@ def find_metric(key: str) -> Metric | None:
 
 @dataclass(frozen=True)
 class Summary:
-    """Mean and spread of a metric over the seeds of a sweep point, in the printed unit.
-
-    `std` is the sample standard deviation (ddof = 1), or None for a single value.
-    """
+    """Mean and spread of a metric over the seeds of a sweep point, in the printed unit."""
 
     mean: float
     std: float | None
+    """Sample standard deviation (ddof = 1), or None for a single value."""
     seeds: int
     """Number of finished cells that have the metric, one for each seed."""
 

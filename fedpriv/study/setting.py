@@ -287,7 +287,7 @@ class AccountingSetting:
         return {name: setting.cost_at_mu(mechanism, mu, delta) for name, setting, mechanism in candidates}
 
     def _amplified_mechanisms(self) -> Iterator[tuple[str, "AccountingSetting", Mechanism]]:
-        """Yield mechanisms that every secret participation amplifies, as (name, setting, mechanism).
+        """Yield mechanisms that secret participation amplifies, as (name, setting, mechanism).
 
         For decay 0 this is independent noise.  Otherwise it is banded noise with k bands, for k public groups of
         records, between which rounds alternate.  k is `groups`, or each of the up to eight smallest divisors of

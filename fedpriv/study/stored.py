@@ -213,7 +213,7 @@ _CHECKPOINT_SUFFIX = ".npz"
 class CheckpointFolder(Checkpoints):
     """Checkpoints as files of a run folder.
 
-    If a checkpoint cannot be written, the observer is notified once, and the run continues.
+    The observer is notified of the first checkpoint that cannot be written, and the run continues.
     """
 
     def __init__(self, run: Path, observer: RunObserver) -> None:

@@ -55,11 +55,7 @@ _REMEDIES = (
 
 @dataclass(frozen=True)
 class ColumnSummary:
-    """Summary of a column of numbers or words.
-
-    A column of numbers has a `span`, its range.  A column of numbers with a few odd cells has `odd_cells` and no
-    span.
-    """
+    """Summary of a column of numbers, with a `span`, or of words, or of numbers with a few odd cells."""
 
     name: str
     records: int

@@ -134,7 +134,7 @@ class AveragedSilos:
             round_plan: Public numbers of the round.
             query: Query of each replicate, (replicates, d).
             batch: Records of the round with their weights.
-            running_sum: Mean running sum before the round, and vectors of past rounds.
+            running_sum: Mean running sum before the round, (replicates, d), and vectors of past rounds.
             mechanism_state: State of the noise mechanism before the round.
 
         Raises:
@@ -349,10 +349,7 @@ def _draw_fresh_vector(source: KeyedNormal, plan: Plan, silo: int, t: int) -> Te
 
 _MAX_ROUND_VALUES = 2**26
 NUMBERS_PER_EXTRA_VALUE = 8
-"""Numbers in memory for each value of a direction or a copy.
-
-The numbers are the drawn and the scaled value, the values shifted in both directions, and four intermediate ones.
-"""
+"""Numbers for each value of a direction: drawn, scaled, two shifted, and four intermediate ones."""
 
 
 def group_cells(cells: Sequence[Cell]) -> list[list[int]]:
