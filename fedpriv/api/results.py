@@ -170,8 +170,8 @@ class CellResults(MetricsMixin):
         """Predict the class or the value of each record.
 
         Args:
-            records: Records (n, …) as in the data set, before the model's own features are computed.  Several
-                inputs are a tuple.
+            records: Records (n, …) as in the data set, without the model's own features.  Several inputs are a
+                tuple.
 
         Returns:
             Classes (n,), or values for a regression; (n, …) if records have several labels.  Values of a table's

@@ -169,8 +169,7 @@ def _insert_frame(tree: dict[str, Any], frame: DataFrame, test: object, model: o
         model: Module, refused unless None.
 
     Raises:
-        InputError: Test records or a module are given, the scenario has no [data.table], or the frame cannot be
-            read.
+        InputError: Test records or a module are given, there is no [data.table], or the frame cannot be read.
     """
     data = tree.setdefault("data", {})
     refuse(

@@ -98,8 +98,7 @@ def print_rich(caption: str, columns: Sequence[Column], rows: Sequence[Sequence[
 def print_blocks(caption: str, columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> None:
     """Print a block of lines for each row, with a line for each column.
 
-    A text that does not fit beside its column's name goes to the next line, and an empty text is left out with the
-    name.
+    A text that does not fit beside its column's name goes to the next line, and an empty text is left out.
 
     Args:
         caption: Caption above the blocks, or "" for none.
@@ -113,7 +112,6 @@ def print_blocks(caption: str, columns: Sequence[Column], rows: Sequence[Sequenc
     for row in rows:
         for column, text in zip(columns, row, strict=True):
             if text:
-                # The name has two spaces before it, and two behind it.
                 separator = "\n    " if width + Text(text).cell_len + 4 > console.width else "  "
                 console.print(Text(f"  {_printable_line(column.name):{width}}{separator}{_printable_line(text)}"))
         console.print()
@@ -190,8 +188,8 @@ def compare_runs(first: Path, second: Path, *, as_json: bool = False) -> None:
     Args:
         first: Folder of the first run.
         second: Folder of the second run.
-        as_json: Whether to print one JSON object instead, with "settings" (key, first and second value) and "rows"
-            (texts by column).
+        as_json: Whether to print one JSON object instead, with "settings" (key and both values) and "rows" (texts
+            by column).
 
     Raises:
         InputError: A folder has no results that can be read, or no metric can be compared, as without a finished

@@ -119,7 +119,7 @@ class TargetOptions:
         """Target as μ of Gaussian DP.
 
         Raises:
-            InputError: None or several of the forms are given, ε is given without a δ, or a number is out of its
+            InputError: None or several of the forms are given, ε is given without a δ, or a number is out of
                 range.
         """
         from fedpriv.accounting.guarantees import target_mu
@@ -387,8 +387,7 @@ def print_facts(facts: dict[str, Any], as_json: bool) -> None:
     """Print facts as one JSON object, or as a table with explanations below it.
 
     The explanations say how well an attacker can guess, if a μ above 0 and the unit of protection are among the
-    facts, and warn of an ε or δ that protects little.  An ε by another formula, or of several units, causes no
-    warning.
+    facts, and warn of an ε or δ that protects little, but not of an ε by another formula or of several units.
 
     Args:
         facts: Values by name, with numbers unrounded.

@@ -223,8 +223,7 @@ def _find_response(
         setting: Rounds, participation and clip norm.
 
     Returns:
-        Weights of the running sums in these vectors (response), and participation, decay and clip norms of the
-        running sums (workload).
+        Weights of the running sums in these vectors (response), and the running sums (workload).
 
     Raises:
         InputError: The algorithm is unknown, noise cannot be fitted to it, or a setting is refused.
@@ -390,8 +389,7 @@ def _ledger_lines(entry: "LedgerEntry") -> list[tuple[str, ...]]:
     """Format one line of texts for each release stream of a cell, with its μ and the claim of the cell.
 
     A stream without a μ has its ε at the cell's δ, and one without noise "∞".  The name of a party is followed by
-    the part of the run if this is not the rounds.  Streams of evaluations come last, with the claim on test
-    records.
+    the part of the run if this is not the rounds.  Evaluations come last, with the claim on test records.
     """
     from fedpriv.claims.claim import format_price
     from fedpriv.claims.ledger import ROUNDS

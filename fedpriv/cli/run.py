@@ -1,7 +1,7 @@
 """Command `fedpriv run`: load a scenario, run it, write the table and show the results.
 
-A cell is one run of a scenario: a value of each swept key, and a seed.  An observer handles the events of a run,
-such as a finished cell.
+A cell is one run of a scenario: a value of each swept key, and a seed.  An observer handles a run's events, such
+as a finished cell.
 """
 
 import hashlib
@@ -61,8 +61,8 @@ class LivePage(RunObserver):
         """Return the page, as encoded HTML, and its version.
 
         The page is rendered again if there were events since the last time, and more than a second has passed.
-        Results that cannot be read leave the last page.  Before the first page, a sentence that reloads itself
-        takes its place.
+        Results that cannot be read leave the last page.  Before the first page there is a sentence that reloads
+        itself.
         """
         from fedpriv.show.page import render_page  # slow to import, so imported for --watch only
 
@@ -103,7 +103,6 @@ def _make_handler(live_page: LivePage) -> type[BaseHTTPRequestHandler]:
                 "Content-Type", f"text/{'plain' if self.path == '/version' else 'html'}; charset=utf-8"
             )
             self.send_header("Content-Length", str(len(body)))
-            # The page changes while the run lasts.
             self.send_header("Cache-Control", "no-store")
             self.end_headers()
             self.wfile.write(body)

@@ -93,8 +93,7 @@ def estimate_memory(cells: Sequence[Cell], engine: str, workers: int = 1) -> Mem
         workers: Number of processes that run groups of cells at once.
 
     Raises:
-        InputError: There is no such engine, the vectorized engine cannot compute a cell, or a cell cannot be
-            loaded or planned.
+        InputError: There is no such engine, or a cell cannot be computed by it, loaded or planned.
     """
     engine_row = find_engine_row(engine)
     if engine_row.group_cells is None or not cells:
@@ -154,8 +153,7 @@ def available_memory(processes: int = 1) -> tuple[int, str]:
 
     The memory is the least of the machine's (used or not), of the control group's limit, and of `processes` times
     each limit of one process.  What counts against a limit besides resident memory, such as mapped libraries, is
-    subtracted from it.  The setting is a text such as "mem_limit, MemoryMax", or "" if the machine's memory is the
-    least.
+    subtracted from it.  The setting is a text such as "mem_limit, MemoryMax", or "" for the machine's memory.
 
     Args:
         processes: Number of processes that run at the same time.
@@ -298,8 +296,8 @@ class IndexedOutcome:
 class Engine(Protocol):
     """Function that runs cells, one by one or many at once, and yields each outcome when it is ready.
 
-    The observer receives `advanced`, `evaluated`, `notified`, and `lost` if workers die.  A cell is identified by
-    its index in the list.
+    The observer receives `advanced`, `evaluated`, `notified`, and `lost` if workers die.  A cell is named by its
+    index in the list.
     """
 
     def __call__(self, cells: Sequence[Cell], observer: RunObserver) -> Iterator[IndexedOutcome]: ...
@@ -340,10 +338,7 @@ class EngineRow:
     """Properties of an engine."""
 
     group_cells: CellGrouping | None = None
-    """Function that groups cells which the engine computes together, by index.
-
-    None if the engine has processes of its own.
-    """
+    """Function that groups by index the cells computed together, or None for processes of its own."""
     can_connect: bool = False
     """Whether the engine can use a running SuperLink, whose silos have their own records."""
     can_resume_cells: bool = False
@@ -404,10 +399,7 @@ _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # names of two settings in glibc's ma
 _NEVER_TRIM = -1
 """Value of the first setting with which freed memory at the end of the heap is never returned."""
 _MAX_RETAINED_BYTES = 2**27
-"""Size in bytes below which a freed block is kept.
-
-A heap with holes of freed blocks can take twice the memory in use.  Larger blocks return to the system at once.
-"""
+"""Size in bytes below which a freed block is kept, because a heap with holes can take twice its use."""
 _GLIBC_FUNCTIONS = ("gnu_get_libc_version", "mallopt", "malloc_trim")
 _MAX_OLD_GLIBC_BYTES = 2**25
 """Largest mmap threshold that glibc before 2.35 accepts.  Any glibc raises it so far by itself."""

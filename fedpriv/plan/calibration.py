@@ -431,7 +431,7 @@ def make_exact_plan(
     """Plan the lattice, sums and noise of a run whose releases are integers.
 
     The cell's target is converted to a μ for the units of one silo in the public order (for a secret
-    participation, the order that is accounted for in its place).  For this μ the finest lattice and its noise are
+    participation, the order that is accounted for in its place).  For it the finest lattice and its noise are
     fitted.
 
     Guarantee: no μ of the result is above the target of the silos that it is for, or in secret participation above
@@ -447,8 +447,7 @@ def make_exact_plan(
         increment_diameter: Largest distance of two increments, in clips.
 
     Raises:
-        InputError: The run's releases cannot be made of integers, or its secret participation cannot be accounted
-            for.
+        InputError: The releases cannot be made of integers, or secret participation cannot be accounted for.
     """
     # The target in the public order.
     name, schedule, trust = cell.algorithm.row.name, cell.schedule, cell.algorithm.trust_setting
@@ -611,8 +610,7 @@ def make_message_grid(cell: Cell, noise: Noise, max_sum: float) -> Grid:
 def make_workload(estimator: Estimator, schedule: Participation) -> Workload:
     """Return the workload of an estimator's running sums, for a mean over one batch.
 
-    A workload holds what the noise is calibrated by: participation, decay, clips, and the period after which sums
-    restart.
+    A workload holds what the noise is calibrated by: participation, decay, clips, and restarts.
 
     Guarantee: from round 2 on the sums of every round decay as the workload says, by which the noise is calibrated
     and charged: by 0 in a round that restarts them, and by `estimator.decay` in all others.
@@ -622,8 +620,7 @@ def make_workload(estimator: Estimator, schedule: Participation) -> Workload:
         schedule: Participation: which records a round reads.
 
     Raises:
-        InputError: A round of the estimator has another decay than the workload says, or a number is out of its
-            range.
+        InputError: A round of the estimator has another decay than the workload, or a number is out of range.
     """
     workload = Workload(schedule, estimator.decay, np.array(batch_clips(estimator, schedule)), estimator.period)
     for round_record in make_rounds(estimator, schedule.rounds)[1:]:
@@ -676,8 +673,7 @@ def calibrate_float_noise(
         increment_diameter: Largest distance of two increments, in clips.
 
     Raises:
-        InputError: The participation cannot be accounted for with this mechanism, or no noise that is tried is
-            enough.
+        InputError: The participation cannot be accounted for with this mechanism, or no tried noise suffices.
     """
     target, relation, delta = cell.target_mu, cell.privacy.relation, cell.privacy.delta
     if target is None:

@@ -4,8 +4,8 @@ Both are planned and accounted for as runs of DP-SGD of their own.  A cell is on
 settings, and a silo a party that holds records.
 
 In an evaluation the increments are scores of test records, bounded vectors in place of clipped gradients.  The
-first step is a run of one round, before the others, that releases moments of a table's columns, by which columns
-are then scaled.
+first step is a run of one round, before the others, that releases moments by which a table's columns are then
+scaled.
 
 This module also assigns the records on which each silo of a simulation or demonstration trains and evaluates.
 """
@@ -305,10 +305,7 @@ class EvaluationPlan:
     silo_names: tuple[str, ...]
     """Names of silo 0, 1, … for metrics of each silo, or empty if only metrics of all silos are reported."""
     counted_share: float = 1.0
-    """Public, expected share of the rows read that count, by which means over rows are divided.
-
-    The share is 1 unless cells of a table decide which rows are for testing.
-    """
+    """Public, expected share of the rows read that count, by which means over rows are divided."""
 
     @property
     def publishes_each_silo(self) -> bool:

@@ -409,8 +409,7 @@ def make_uncalibrated_parts(cell: Cell, problem: Problem) -> tuple[Estimator, Me
         problem: Public numbers of the run, such as the dimension and the constants of the loss.
 
     Raises:
-        InputError: The row has no estimator, mechanism or clip factors for these settings, or the running sums are
-            refused.
+        InputError: The row refuses these settings, or the running sums are refused.
     """
     row, settings, schedule = cell.algorithm.row, cell.algorithm.settings, cell.schedule
     estimator = row.estimator(settings, problem)

@@ -76,8 +76,8 @@ class RunningSums:
             groups: Least distance of two rounds of one record.
 
         Raises:
-            InputError: The columns are not known to have few bands, or have more than `groups`, or the mechanism
-                is for other sums.
+            InputError: The columns have more bands than `groups` or are not known to have few, or the mechanism is
+                for other sums.
         """
         decay, blocks = self.workload.decay, self.mechanism.blocks(self.workload)
         refusal = "secret participation (federation.sampling) cannot be accounted for"

@@ -105,10 +105,7 @@ class PublicTask:
     objective: Objective
     """Loss of the cell's model over such records."""
     test: Records
-    """Test records that count, sorted by site if the data name the sites.
-
-    There are none if the task was made from the schema of a table alone.
-    """
+    """Test records that count, sorted by site if the data name the sites, or none (`make_schema_task`)."""
     site_sizes: tuple[tuple[str, int], ...] = field(default=(), kw_only=True)
     """Name and number of records of each site, in the order of `test`, or empty without sites."""
     label_unit: float = field(default=1.0, kw_only=True)
@@ -447,8 +444,7 @@ def load_task(cell: Cell) -> Task:
     computes gradients in bfloat16.
 
     Raises:
-        InputError: The data cannot be loaded, data, model and metrics do not fit together, or there are too few
-            records.
+        InputError: Data, model and metrics cannot be loaded or do not fit, or there are too few records.
     """
     unit, inputs, validation = cell.privacy.protected_unit, ModelInputs.from_cell(cell), cell.data.validation
     if unit.name == RECORD.name:
@@ -598,8 +594,7 @@ def partition_records(cell: Cell) -> list[Tensor]:
         A tensor (batches · batch size,) for each silo.
 
     Raises:
-        InputError: `check_record_count` refuses the cell, or the partition does not fit the labels or the number
-            of rows.
+        InputError: `check_record_count` refuses the cell, or the partition does not fit labels or rows.
     """
     check_record_count(cell)
     task = load_task(cell)
@@ -632,8 +627,7 @@ def _partition_rows(data: DataSection, labels: NDArray[np.int64], sizes: list[in
     """Partition rows over silos, or over clients, at random or skewed by label.
 
     Args:
-        data: Section [data], whose `partition` is "dirichlet", "shards" or "iid", with its `concentration`
-            or number of shards.
+        data: Section [data], whose `partition` is "dirichlet", "shards" or "iid", with its parameter.
         labels: Label of each row, (rows,).
         sizes: Number of rows of each silo or client.
         seed: Seed of the draw.
@@ -642,8 +636,7 @@ def _partition_rows(data: DataSection, labels: NDArray[np.int64], sizes: list[in
         Row indices of each silo or client, as many as its size.
 
     Raises:
-        InputError: There are too few rows for these sizes, a size is below 1, or a silo has fewer rows than
-            shards.
+        InputError: There are too few rows for these sizes, a size is below 1, or below the number of shards.
     """
     if data.partition == "dirichlet":
         assert data.concentration is not None

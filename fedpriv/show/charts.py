@@ -1,8 +1,8 @@
 """Chart data of a run, or of mechanisms: metrics, clipping, noise of mechanisms, trade-off curves.
 
 A chart has panels, a panel has series, and a series has marks: points (x, y) with a spread, the half-width of an
-error band or bar.  A chart may have named rows in place of numbers on its y axis.  A look is colour, dashes and
-marker of a series.
+error band or bar.  A chart may have named rows in place of numbers on its y axis.  A look is a series' colour,
+dashes and marker.
 
 A sweep point, or setting, has one value for each swept key of the scenario.  A cell is one run, a sweep point with
 a seed, as a dictionary of results.json.  A mechanism says how the noise of different rounds is correlated.
@@ -199,8 +199,7 @@ def _make_metric_chart(
 
     `make_layout` says which swept keys name a panel.  The other keys name a series and decide its look.
     Beyond 12 panels, and beyond `MAX_SERIES` series in a panel, points are left out, and the note counts their
-    sweep points.  The y axis is logarithmic if the values are positive and differ widely, unless the metric is a
-    percentage.
+    sweep points.  The y axis is logarithmic for positive values that differ widely, other than percentages.
 
     Args:
         results: Results of the run.
@@ -257,8 +256,7 @@ def privacy_key(results: Results) -> str:
 def _privacy_chart(results: Results) -> Chart | None:
     """Chart test accuracy against μ, ρ or ε, one series for each combination of the other swept keys.
 
-    A run without test accuracy shows its first metric.  The result is None if there are fewer than two privacy
-    levels.
+    A run without test accuracy shows its first metric.  The result is None for fewer than two privacy levels.
     """
     levels = privacy_levels(results)
     if len(levels) < 2:
@@ -353,8 +351,7 @@ def _clipping_chart(results: Results) -> Chart | None:
 
     A mark is the mean over seeds, with the sample standard deviation as spread, 0 for one seed.  Settings that
     differ only in trust, for example, can share a row as series.  Rows beyond `MAX_SERIES` are left out.  The
-    result is None if there is one setting only, if no cell has a fraction above 0, or if every cell has the
-    fraction 1.
+    result is None for a single setting, and if all fractions are 1, or none is above 0.
     """
     shares = {cell["fraction_clipped"] for cell in results.cells}
     if not any(shares) or shares == {1} or len(sweep_points(results)) == 1:

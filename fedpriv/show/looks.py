@@ -217,7 +217,6 @@ def make_scale(values: Sequence[float], start: float, end: float, *, logarithmic
     if logarithmic and low > 0.0:
         margin = max((high / low) ** 0.05, 1.05)
         return Scale(low / margin, high * margin, start, end, logarithmic=True)
-    # Values that are all equal get a margin, too.
     margin = 0.05 * (high - low) or max(abs(high), 1.0) * 0.1
     return Scale(low - margin, high + margin, start, end, logarithmic=False)
 

@@ -89,8 +89,8 @@ def _colour_style(look: Look) -> str:
 def order_charts(charts: Sequence[Chart]) -> list[tuple[Chart, bool]]:
     """Return charts in the order of the page, each with a flag whether it fills a row, else half of one.
 
-    Charts of several panels fill a row and come first.  If an odd number of charts is left, the one with most
-    series fills a row, too.
+    Charts of several panels fill a row and come first.  Of an odd number of others, the one with most series fills
+    a row, too.
 
     Args:
         charts: Charts of one panel or more.
@@ -186,8 +186,8 @@ def _draw_series(
 ) -> str:
     """Draw a series' line with its band, or marks with bars, then markers, published marks, and tooltips.
 
-    A line with many marks has markers at some of them, shifted by the rank, so that markers of close lines need
-    not coincide.
+    A line with many marks has markers at some of them, shifted by the rank, so that those of close lines can
+    differ.
 
     Args:
         chart: Chart of the series.
@@ -278,8 +278,8 @@ _FILE_DESCRIPTIONS = {
 def make_crate(folder: Path) -> dict[str, Any]:
     """Make the RO-Crate metadata of a run's folder in its present state.
 
-    The metadata is a JSON-LD graph: the folder with its visible files, the run, its software, and a property for
-    each line on privacy.
+    The metadata is a JSON-LD graph: the folder with its visible files, the run, its software, and the lines on
+    privacy.
 
     Raises:
         InputError: If the folder has no results, or they cannot be read, or their date has another form.

@@ -1,8 +1,8 @@
 """Charts as PNG, SVG and PDF by matplotlib, without dates.
 
 A chart has panels, a panel has series, and a series has marks: points (x, y).  Published marks are values that a
-paper reports.  A chart may have named rows in place of numbers on its vertical axis.  A figure has the panels of
-one chart or several.
+paper reports.  A chart may have named rows in place of numbers on its vertical axis.  A figure can have the panels
+of several charts.
 """
 
 import io

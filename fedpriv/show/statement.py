@@ -346,10 +346,7 @@ _COMPARED_KEYS = ("algorithm", "model")
 
 @dataclass(frozen=True)
 class StoredAudit:
-    """Outcome of an audit, as far as a report shows it.
-
-    Source: `fedpriv.addons.audit.audit.Audit`.
-    """
+    """Outcome of an audit (`fedpriv.addons.audit.audit.Audit`), as far as a report shows it."""
 
     claimed_mu: float
     mu: float
@@ -381,12 +378,12 @@ def describe_power(sees: Mapping[str, float], trials: int) -> str:
     """Describe the loss of noise that an audit with this number of trials detects.
 
     A share f of the noise is noise of standard deviation f σ in place of the plan's σ.  A family is a group of
-    tests that share one probability of a false refutation.  Shares are rounded down to percents, and families with
-    a share of 0 left out.
+    tests that share one probability of a false refutation.  Shares are rounded down to percents, and those of 0
+    left out.
 
     Args:
-        sees: Largest share of the noise that is refuted with probability 95 %, by family of tests, or empty if no
-            share is known.
+        sees: Largest share of the noise that is refuted with probability 95 %, by family of tests, or empty if
+            unknown.
         trials: Number of trials of the audit.
     """
     if not sees:

@@ -221,8 +221,8 @@ def list_party_views(results: Results) -> list[PartyView]:
 def _party_views_of_trust(name: str, cells: Sequence[Mapping[str, Any]]) -> list[PartyView]:
     """List client or silo, server or curator, and public with their data and knowledge in a trust setting.
 
-    A curator is server and silos in one.  Test records are the silos' own in cells that silos evaluate, and
-    otherwise the server's.
+    A curator is server and silos in one.  Test records are the silos' own in cells that they evaluate, else the
+    server's.
 
     Args:
         name: Name of the trust setting.

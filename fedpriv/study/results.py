@@ -136,8 +136,8 @@ class RunFolder(RunObserver):
             resume: Whether the folder may hold results of this run.
             rerun: Command that runs the same again, or None if it is not known.
             fits: Fitted noise of the scenario by request (`FittedNoise.asked`), or None for none.
-            group_cells: Function that groups the cells which the engine computes together, or None if it computes
-                each alone.
+            group_cells: Function that groups the cells which the engine computes together, or None for single
+                cells.
             checkpoints: Checkpoints of the folder, which are checked, or None to check none.
             check_only: Whether the folder is read and checked alone, and nothing in it is written.  Points that
                 wait for a first step pass for stored ones that have taken it, whatever its result.
@@ -192,8 +192,8 @@ class RunFolder(RunObserver):
     def finished(self, place: int, finished: CellOutcome) -> None:
         """Store the outcome of a cell, so that a run which is killed afterwards keeps it.
 
-        The record goes to cells.jsonl at once, and to results.json after the last cell, or if this file is older
-        than a second.
+        The record goes to cells.jsonl at once, and to results.json after the last cell, or if this is older than a
+        second.
 
         Args:
             place: Number of the cell in the folder.
@@ -266,7 +266,6 @@ class RunFolder(RunObserver):
         stored_results, path = read_results(self.path), self.path
         check_copies(path, stored_results.versions, stored_results.cells)
         self._continue_run(stored_results)
-        # A cell whose model file is missing is run again.
         records = {cell["cell"]: dict(cell) for cell in stored_results.cells if (path / cell["model"]).exists()}
         for cell_index, record in records.items():
             check_cell(path, cell_index, resolve_cell(record["scenario"], str(path)), self.scenario)

@@ -275,8 +275,7 @@ class AccountingSetting:
         """Compute the cost of several mechanisms at μ, by name.
 
         In a public order they are the mechanisms of fedpriv that need no fit.  With secret participation they are
-        independent noise for decay 0 and banded noise otherwise, and the target is the ε that μ-GDP gives at
-        `delta`.
+        independent noise for decay 0 and banded noise otherwise, and the target is the ε of μ-GDP at `delta`.
 
         Raises:
             InputError: `mu` is no finite number above 0, the participation cannot be accounted for, or no noise
@@ -388,8 +387,7 @@ def tabulate_mechanisms(
         max_vectors: Largest number of vectors in the state of a mechanism that "auto" selects, 0 or more.
 
     Raises:
-        InputError: `mu` is no finite number above 0, or no mechanism or no lower bound can be computed for the
-            workload.
+        InputError: `mu` is no finite number above 0, or no mechanism or no lower bound fits the workload.
     """
     # Of fitted mechanisms with one name and size, the first counts.
     candidate_by_key = dict[tuple[str, int], MechanismCandidate]()

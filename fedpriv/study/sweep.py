@@ -178,8 +178,8 @@ def run_sweep(
     """Run the cells of a scenario that have no result yet, and return the folder with the results.
 
     A run that is stopped leaves a folder that can be resumed, also with more seeds.  Unfinished cells then
-    continue from their checkpoints, if there are any.  Cells that the engine computes together are computed again
-    if one of them is missing.
+    continue from their checkpoints, if there are any.  A group of cells is computed again if one of them is
+    missing.
 
     Args:
         scenario: Scenario of the run.
@@ -279,8 +279,8 @@ def _run_single_cell(engine: Engine, cell: Cell) -> CellOutcome:
 def find_free_folder(name: str, *, resume: bool = False) -> Path:
     """Find the first of runs/NAME, runs/NAME-2, …, runs/NAME-1001 that has no results.json.
 
-    If all have one, the last folder is returned.  With `resume`, find the last of the first 1,000 folders that has
-    one, if there is one.
+    If all have one, the last folder is returned.  With `resume`, find the last of the first 1,000 that has one, if
+    any.
     """
     paths = [Path("runs") / (name if number == 1 else f"{name}-{number}") for number in range(1, 1002)]
     used_paths = [path for path in paths[:-1] if (path / "results.json").exists()]

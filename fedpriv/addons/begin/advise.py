@@ -1,7 +1,6 @@
 """Advice on algorithm, batch, clip, step, rounds and trust, from public facts alone.
 
-No record is read, because the advice is a function of `Facts`.  docs/advise.md has the measurements behind the
-constants.
+No record is read, because the advice is a function of `Facts`.  The measurements: docs/advise.md.
 
 | here | meaning |
 |---|---|
@@ -15,8 +14,7 @@ constants.
 
 For a network of d parameters the advice is DP-Adam, whose step sets the size of every coordinate's move in a
 round, and F is not used.  There q = n μ / √(m T d).  Under zero-out it is the ratio of the largest mean of clipped
-gradients to the norm of its noise in one of T rounds.  Under replace-one the noise is twice as large, the ratio
-half of q.
+gradients to the norm of its noise in one of T rounds.  Under replace-one the ratio is half of q.
 """
 
 import json
@@ -276,8 +274,8 @@ class Advice:
         header [privacy].  The key "table", the description of the columns, becomes the section [data.table].
 
         Args:
-            notes: Comment lines below the header of a section, by the section's name.  A note on "privacy" takes
-                the place of the forecast.
+            notes: Comment lines below the header of a section, by the section's name.  A note on "privacy"
+                replaces the forecast.
 
         Raises:
             ValueError: If "table" is no description of columns.
@@ -307,8 +305,7 @@ def format_comment(text: str) -> str:
 def advise_on_facts(facts: Facts, data: Mapping[str, Any] | None = None, name: str = "advised") -> Advice:
     """Advise on settings for these facts, and plan a run of them for its ε and its noise.
 
-    Guarantee: nothing is read but the arguments: facts, and the key-value pairs of [data], whose files are not
-    opened.
+    Guarantee: nothing is read but the arguments: facts, and the keys of [data], whose files are not opened.
 
     Args:
         facts: Public facts of the federation.

@@ -1,8 +1,7 @@
 """Commands that write a first scenario: `fedpriv data inspect`, `fedpriv advise` and `fedpriv init`.
 
 A *unit* is what a run protects: a record, or a person with all records.  A *policy* is a file in which a silo
-allows runs.  A *schema* describes a table: target, sites, persons and the columns of features with their ranges or
-words.
+allows runs.  A *schema* describes a table: target, sites, persons and features with their ranges or words.
 """
 
 import contextlib
@@ -342,8 +341,7 @@ def _make_files(
         unit: Keys of [privacy] for persons with several records, empty for records.
         out: Folder of the files, from which the scenario names a table of relative path.
         shards: Description of each joined file by its path, or empty for one file.  A silo's policy names the
-            file whose name up to the first dot is the silo's site, and otherwise silo-N.csv, which the silo has
-            to provide.
+            file whose name up to the first dot is the silo's site, and otherwise silo-N.csv.
     """
     from fedpriv.addons.begin.advise import advise_on_table
     from fedpriv.plan.task import make_schema_task

@@ -309,8 +309,8 @@ class _ReplicateGroup:
     def iterate_states(self, states: _GroupState, first_round: int) -> Iterator[_GroupState]:
         """Compute rounds from `first_round` on, starting from `states`, and yield the state after each.
 
-        Round t forms the mean of the silos' noisy releases for the query x_t, (replicates, d), and the optimizer
-        computes x_{t+1} from it.
+        Round t forms the mean of the silos' noisy releases for the query x_t, (replicates, d), from which the
+        optimizer computes x_{t+1}.
 
         Raises:
             RunError: The query moved farther than the mechanism's sensitivity assumes.  Errors of a user's model
@@ -419,8 +419,7 @@ class _ReplicateGroup:
         """Gather the batches of sampled rounds, padded with records of weight 0.
 
         The records of a batch are None if no replicate reads any in its round.  Records are sorted by silo if
-        silos take local steps or may be absent, or if increments may depend on more than the contents of the
-        batch.
+        silos take local steps or may be absent, or if increments may depend on more than the batch's contents.
 
         Args:
             train: Training records on the device.
@@ -445,8 +444,7 @@ class _ReplicateGroup:
     def _evaluate(self, t: int, number: int, model: Tensor) -> list[dict[str, float]]:
         """Evaluate the models after round t, report the metrics of each cell, and return them.
 
-        With federated evaluation the metrics are those of the silos' test records, otherwise those of the test
-        set.
+        Metrics are those of the silos' test records with federated evaluation, else those of the test set.
 
         Args:
             t: Round.

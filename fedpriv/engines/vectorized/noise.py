@@ -143,8 +143,7 @@ class OrderedBatches:
     def _weights_by_round(self, weights: Tensor, index: Tensor) -> Iterable[Tensor]:
         """Return the weights of each round, with 0 for records that do not count.
 
-        They are (replicates, records).  Without `presence` all records count, and the same weights, (records,),
-        are repeated without end.
+        They are (replicates, records).  Without `presence` the same weights, (records,), are repeated without end.
 
         Args:
             weights: Weights of the records of a round, (records,).
@@ -234,10 +233,9 @@ class SampledBatches:
 
         Args:
             schedule: Participation of the records.
-            seeds: For each replicate the seed of its records and the seed of its noise, from which the selection
-                of records follows, too.
-            rows_by_seed: For each seed of records the indices of each silo's training records, in the order of
-                the silo's row indices.
+            seeds: For each replicate the seed of its records and the seed of its noise and selections.
+            rows_by_seed: For each seed of records the indices of each silo's training records, in the silo's
+            order.
             silo_weights: Weight of each silo in the mean over silos.
             batch_sizes: Number of records of each silo in a batch, expected if sampled.
             by_silo: Whether each silo has its own columns, as local steps and absent silos need them.

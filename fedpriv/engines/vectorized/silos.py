@@ -126,8 +126,7 @@ class AveragedSilos:
     ) -> MeanRelease:
         """Return the noisy mean of the silos' running sums after round t, and the state of the next round.
 
-        A record's weight contains its silo's weight, so that one weighted sum over all records is the mean over
-        silos.
+        A record's weight contains its silo's, so that one weighted sum over all records is the mean over silos.
 
         Args:
             t: Round, from 1.
@@ -365,8 +364,7 @@ def make_plans(cells: Sequence[Cell]) -> list[Plan]:
     """Make the plan of each cell, and check that this engine can compute it.
 
     Raises:
-        InputError: This engine cannot compute a cell, such as one with integer arithmetic, or a cell cannot be
-            planned.
+        InputError: This engine cannot compute a cell, such as one in integers, or a cell cannot be planned.
     """
     if any(cell.run.arithmetic == "integers" for cell in cells):
         raise InputError(
