@@ -431,7 +431,7 @@ def load_audit(folder: Path) -> StoredAudit | None:
         return TypeAdapter(StoredAudit).validate_python(
             {name: tree[name] for name in StoredAudit.__dataclass_fields__}
         )
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise InputError(
             f"{path}: not an audit of fedpriv ({type(error).__name__}: {' '.join(str(error).split())})"
         ) from None

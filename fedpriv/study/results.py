@@ -417,16 +417,24 @@ def read_history(folder: Path) -> Iterator[Mapping[str, Any]]:
     which a killed run may leave, is skipped.
 
     Raises:
-        InputError: There is no history, or a line is no JSON object with a cell and a round.
+        InputError: There is no history, or a line is no JSON object with cell, round and metrics as numbers.
     """
     path = folder / "history.jsonl"
     if not path.exists():
         raise InputError(f"{folder}: no history.jsonl there; give a folder that `fedpriv run` wrote")
     for number, line in enumerate(read_complete_lines(path), start=1):
         try:
-            evaluation = json.loads(line)
-            _ = hash(evaluation["cell"]), evaluation["round"]
-        except (ValueError, KeyError, TypeError):
+            evaluation = load_json(line)
+            # `sum` refuses what is no number.  Values of swept keys, which have a dot, may be texts.
+            _ = (
+                range(evaluation["round"]),
+                sum(
+                    value
+                    for key, value in {"cell": evaluation["cell"], **evaluation}.items()
+                    if "." not in key or key.startswith("test_")
+                ),
+            )
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             raise InputError(f"{path}, line {number}: not an evaluation; take the line out") from None
         yield evaluation
 
