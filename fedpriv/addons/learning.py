@@ -306,8 +306,7 @@ def _class_count(data: Mapping[str, Any]) -> int:
 def _describe_unread(results: Results) -> list[str]:
     """Describe in sentences how many training records no round reads, if the number is known.
 
-    The number is known of cells with `federation.samples`, and of others if `measure_learning` counted those
-    present.
+    The number is known of cells with `federation.samples`, and of others by `measure_learning`.
     """
     sentences = []
     if unread_counts := [cell["unread"] for cell in results.cells if cell.get("unread")]:

@@ -188,8 +188,7 @@ def compare_runs(first: Path, second: Path, *, as_json: bool = False) -> None:
     Args:
         first: Folder of the first run.
         second: Folder of the second run.
-        as_json: Whether to print one JSON object instead, with "settings" (key and both values) and "rows" (texts
-            by column).
+        as_json: Whether to print one JSON object instead, with "settings" (key, both values) and "rows" (texts).
 
     Raises:
         InputError: A folder has no results that can be read, or no metric can be compared, as without a finished

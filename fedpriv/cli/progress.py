@@ -3,8 +3,7 @@
 `Progress` shows a live panel on a terminal, and plain lines elsewhere.  The panel has a progress bar, and a line
 on the cell that was evaluated last, with a sparkline (a row of bars) if it fits.  `JsonLines` writes JSON lines.
 
-A cell is one run of a scenario: a value of each swept key, and a seed.  A place is a cell's index in the
-scenario's points.
+A cell is one run of a scenario: a value of each swept key, and a seed.  A place is a cell's index.
 """
 
 import json

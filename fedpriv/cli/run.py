@@ -1,7 +1,6 @@
 """Command `fedpriv run`: load a scenario, run it, write the table and show the results.
 
-A cell is one run of a scenario: a value of each swept key, and a seed.  An observer handles a run's events, such
-as a finished cell.
+A cell is one run of a scenario: a value of each swept key, and a seed.  An observer handles events of a run.
 """
 
 import hashlib

@@ -1,8 +1,8 @@
 """Chart data of a run, or of mechanisms: metrics, clipping, noise of mechanisms, trade-off curves.
 
 A chart has panels, a panel has series, and a series has marks: points (x, y) with a spread, the half-width of an
-error band or bar.  A chart may have named rows in place of numbers on its y axis.  A look is a series' colour,
-dashes and marker.
+error band or bar.  A chart may have named rows in place of numbers on its y axis.  A look is colour, dashes and
+marker.
 
 A sweep point, or setting, has one value for each swept key of the scenario.  A cell is one run, a sweep point with
 a seed, as a dictionary of results.json.  A mechanism says how the noise of different rounds is correlated.

@@ -278,8 +278,7 @@ _FILE_DESCRIPTIONS = {
 def make_crate(folder: Path) -> dict[str, Any]:
     """Make the RO-Crate metadata of a run's folder in its present state.
 
-    The metadata is a JSON-LD graph: the folder with its visible files, the run, its software, and the lines on
-    privacy.
+    The metadata is a JSON-LD graph: the folder with its visible files, the run, its software, and its privacy.
 
     Raises:
         InputError: If the folder has no results, or they cannot be read, or their date has another form.

@@ -378,7 +378,7 @@ def describe_power(sees: Mapping[str, float], trials: int) -> str:
     """Describe the loss of noise that an audit with this number of trials detects.
 
     A share f of the noise is noise of standard deviation f σ in place of the plan's σ.  A family is a group of
-    tests that share one probability of a false refutation.  Shares are rounded down to percents, and those of 0
+    tests that share one probability of a false refutation.  Shares are rounded down to percents; those of 0 are
     left out.
 
     Args:

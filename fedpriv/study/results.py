@@ -192,8 +192,8 @@ class RunFolder(RunObserver):
     def finished(self, place: int, finished: CellOutcome) -> None:
         """Store the outcome of a cell, so that a run which is killed afterwards keeps it.
 
-        The record goes to cells.jsonl at once, and to results.json after the last cell, or if this is older than a
-        second.
+        The record goes to cells.jsonl at once, and to results.json after the last cell, or if this is over a
+        second old.
 
         Args:
             place: Number of the cell in the folder.

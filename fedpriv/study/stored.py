@@ -1,8 +1,7 @@
 """Stored records of finished cells, checkpoints of unfinished ones, and checks of a resumed run.
 
 A cell is one run of a scenario: a value of each swept key, and a seed.  A record of results.json holds a cell's
-scenario, its measurements, a description of its releases (published vectors and their noise), and its claim of
-privacy.
+scenario, its measurements, its releases (published vectors and their noise), and its claim of privacy.
 
 RUN_DIR/checkpoints has the last checkpoints of unfinished groups of cells.  Checkpoints hold sums without
 noise, so that their mode is 0600.

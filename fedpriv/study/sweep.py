@@ -279,7 +279,7 @@ def _run_single_cell(engine: Engine, cell: Cell) -> CellOutcome:
 def find_free_folder(name: str, *, resume: bool = False) -> Path:
     """Find the first of runs/NAME, runs/NAME-2, …, runs/NAME-1001 that has no results.json.
 
-    If all have one, the last folder is returned.  With `resume`, find the last of the first 1,000 that has one, if
+    If all have one, the last folder is returned.  With `resume`, find the last of the first 1,000 with one, if
     any.
     """
     paths = [Path("runs") / (name if number == 1 else f"{name}-{number}") for number in range(1, 1002)]

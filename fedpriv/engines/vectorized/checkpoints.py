@@ -1,8 +1,7 @@
 """Checkpoints from which a killed simulation resumes.
 
 A cell is one run of a scenario: a value of each swept key, and a seed.  A checkpoint is bytes: a JSON header and
-the arrays of tensors, without code.  States are trees of tensors, plain values, tuples, named tuples and
-dataclasses.
+the arrays of tensors, without code.  States are trees of tensors, plain values, tuples and dataclasses.
 """
 
 import dataclasses
@@ -150,8 +149,7 @@ def unpack_checkpoint(content: bytes, like: Any, device: torch.device) -> Simula
 def _parse_checkpoint(content: bytes) -> Iterator[tuple[dict[str, Any], Mapping[str, NDArray[Any]]]]:
     """Yield the header of a packed checkpoint, as parsed JSON, and its arrays by name.
 
-    The arrays of tensors are named "array0", "array1", ….  They are read within the block, where errors are
-    damage, too.
+    The arrays of tensors are named "array0", "array1", ….  They are read in the block, whose errors are damage.
 
     Raises:
         ValueError: The checkpoint has another format or is damaged.
