@@ -399,9 +399,10 @@ def read_fits(folder: Path) -> dict[str, FittedNoise]:
     if not path.exists():
         return {}
     try:
-        fits = [FittedNoise(**fit) for fit in json.loads(path.read_text(encoding="utf-8")).get("fits", [])]
-        return {fit.asked: fit for fit in fits}
-    except (ValueError, TypeError, AttributeError, RecursionError) as error:
+        return {
+            fit["asked"]: FittedNoise(**fit) for fit in load_json(path.read_text(encoding="utf-8")).get("fits", [])
+        }
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise InputError(f"{path}: not a results file of fedpriv ({type(error).__name__}: {error})") from None
 
 

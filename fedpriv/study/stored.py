@@ -19,7 +19,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic import BaseModel, ConfigDict, PositiveInt, model_validator
 
 from fedpriv.accounting.gaussian import epsilon_of
 from fedpriv.claims.claim import add_external_first_step, claim_figures, compute_claim, evaluation_to_data
@@ -125,7 +125,7 @@ class CellRecord(BaseModel):
     """Release streams of the run as data, its ledger."""
     evaluation: dict[str, Any] | None = None
     """Entry on the federated evaluation by silos, with its claim for test records, or None without one."""
-    silos: int
+    silos: PositiveInt
     clients: int = 0
     """Number of clients, or 0 if the scenario sets none."""
     rounds: int
@@ -151,6 +151,10 @@ class CellRecord(BaseModel):
     """Share of this cell in the run time of its group, plus the time of its first step, in seconds."""
     engine: str
     """Name of the engine that computed the cell."""
+    participation: str = ""
+    """Title of the participation."""
+    learning: dict[str, Any] = {}
+    """Facts of an add-on on what the model learnt."""
     scenario: _CellScenario
     """Resolved scenario of the cell."""
     model: str
@@ -158,9 +162,11 @@ class CellRecord(BaseModel):
 
     @model_validator(mode="after")
     def _check_metrics(self) -> Self:
-        """Check that metrics whose names begin with test_ are numbers."""
+        """Check that metrics are numbers."""
         for name, value in (self.model_extra or {}).items():
-            if name.startswith("test_") and (isinstance(value, bool) or not isinstance(value, int | float)):
+            if name.startswith(("test_", "excess_risk", "gradient_norm", "goldstein")) and (
+                isinstance(value, bool) or not isinstance(value, int | float)
+            ):
                 raise ValueError(f"{name} = {value!r}: expected a number")
         return self
 
@@ -286,12 +292,12 @@ def find_checkpoints(run: Path) -> Sequence[Path]:
     return sorted((run / _CHECKPOINT_FOLDER).glob(f"[!.]*{_CHECKPOINT_SUFFIX}"))
 
 
-_REMEDY = "give another --out, or the scenario and --set options it was started with; only seeds can be added"
-
-
 def other_run_error(folder: Path, difference: str) -> InputError:
     """Make the error for a folder that holds another run, with the difference."""
-    return InputError(f"{folder} holds another run: {sanitize_line(difference)}; {_REMEDY}")
+    return InputError(
+        f"{folder} holds another run: {sanitize_line(difference)}; "
+        "give another --out, or the scenario and --set options it was started with; only seeds can be added"
+    )
 
 
 def extend_seed_batches(
