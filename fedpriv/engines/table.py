@@ -338,7 +338,7 @@ class EngineRow:
     """Properties of an engine."""
 
     group_cells: CellGrouping | None = None
-    """Function that groups cells by index, or None if the engine has processes of its own."""
+    """Grouping of cells, or None without one."""
     can_connect: bool = False
     """Whether the engine can use a running SuperLink, whose silos have their own records."""
     can_resume_cells: bool = False
