@@ -1,8 +1,8 @@
 """Findings on runs: models no better than a constant, rising losses, records that no round reads.
 
-A cell is one run of a sweep, and the cells of a sweep point differ in their seeds alone.  `measure_learning`
-returns facts that are stored with a cell, such as the loss of the best constant outputs on its test records.
-`describe_findings` compares the cells' scores with these facts, in sentences.
+The cells of a sweep point are runs that differ in their seeds.  `measure_learning` returns facts that are stored
+with a cell, such as the loss of the best constant outputs on its test records.  `describe_findings` compares the
+cells' scores with these facts, in sentences.
 
 | finding | rule, mostly about the mean over the seeds of a sweep point |
 |---|---|
@@ -16,8 +16,7 @@ returns facts that are stored with a cell, such as the loss of the best constant
 | records | some of the training records are read in no round |
 | clipping | of 99.9 % of increments or more in each cell that counts it, beside another finding on the point |
 
-Without these facts, as where silos evaluate, scores are compared with those of guessing among the classes of a
-table's public description.
+Without these facts, scores are compared with those of guessing among the classes of a table's public description.
 
 Imports: the core, which is fedpriv without its add-ons.
 """
@@ -62,9 +61,8 @@ def measure_learning(cell: Cell, outcome: CellOutcome, first: tuple[int, float] 
     """Measure what constant predictions, the untrained and the trained model reach on the test records.
 
     The result is empty if silos evaluate, if there is no test loss or no test record, or if the records cannot be
-    loaded or the model cannot be rebuilt here.  A key is left out where its figure is not known.  Keys from
-    `commonest` on need a test accuracy, and `classes` and `balanced` also a single label for each record.  Outputs
-    are those of *sampled* records, every k-th test record and at most 10,000.
+    loaded or the model cannot be rebuilt here.  A key is left out where its figure is not known.  Outputs are
+    those of *sampled* records, every k-th test record and at most 10,000.
 
     | key | meaning |
     |---|---|
@@ -124,8 +122,7 @@ def _constant_loss(loss: Loss, output: Tensor, labels: Tensor) -> float | None:
     """Return the least mean loss of constant outputs, or None if it is not finite.
 
     For cross-entropy with one label a record it is computed from the shares of the classes.  For any other loss it
-    is the minimum that L-BFGS finds from outputs of 0, which may be a local one.  A loss without a gradient, such
-    as a share of wrong classes, has that of outputs 0.
+    is the minimum that L-BFGS finds from outputs of 0, which may be a local one.
 
     Args:
         loss: Loss of the model.
@@ -168,7 +165,7 @@ def _are_shares(outputs: Tensor) -> bool:
 def describe_findings(results: Results) -> list[str]:
     """Describe a run's findings (table of this module) in sentences, or return [] without any.
 
-    A sentence that holds for several sweep points is there once, and names up to three of them.
+    Equal sentences of several sweep points become one that names up to three of them.
     """
     points_by_sentence = dict[str, list[str]]()
     for point in sweep_points(results):
@@ -309,9 +306,7 @@ def _class_count(data: Mapping[str, Any]) -> int:
 def _describe_unread(results: Results) -> list[str]:
     """Describe in sentences how many training records no round reads, if the number is known.
 
-    There is a sentence for cells with a number of samples (`federation.samples`) if some samples are never read.
-    For the other cells there is one for each pair of numbers, of read and of present records, if fewer are read
-    than are present, and `measure_learning` stored the second number.
+    The number is known of cells with `federation.samples`, and of others by `measure_learning`.
     """
     sentences = []
     if unread_counts := [cell["unread"] for cell in results.cells if cell.get("unread")]:

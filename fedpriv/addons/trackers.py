@@ -105,8 +105,8 @@ _mlflow_name = partial(re.compile(r"[^/\w.\- ]").sub, "-")
 class MLflow:
     """Runs of MLflow at a tracking URI.
 
-    In the name of a parameter or metric, a dash replaces each character that some version of MLflow refuses, such
-    as "=".  A value of a parameter is cut to 500 characters, which every version takes, with "…" at its end.
+    In the name of a parameter or metric, a dash replaces characters that MLflow may refuse, such as "=".  A
+    parameter's value of more than 500 characters is cut to these, with "…" at its end.
     """
 
     def __init__(self, uri: str) -> None:
@@ -118,7 +118,7 @@ class MLflow:
 
     @cached_property
     def _client(self) -> Any:
-        """Client, made at first use, so that its errors are those of a call to the store."""
+        """Client, made at first use, so that an error is one of a call to the store."""
         return self._make_client()
 
     def begin(self, experiment: str, name: str, settings: Mapping[str, Any]) -> Any:

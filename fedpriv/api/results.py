@@ -67,7 +67,7 @@ class Privacy:
     epsilon: float | None
     """ε at δ, converted exactly from μ or bounded by the accountant, or None without noise."""
     epsilon_paper: float | None
-    """ε = μ²/2 + μ√(2 ln(1/δ)) of the papers' formula, never below `epsilon`, or None without μ."""
+    """ε = μ²/2 + μ√(2 ln(1/δ)) of the papers' formula, or None without μ."""
 
 
 @dataclass(frozen=True)
@@ -94,10 +94,7 @@ class CellResults(MetricsMixin):
     rounds: int
     """Number of rounds."""
     metrics: Mapping[str, float]
-    """Metrics of the final model by name, most of them on the test records.
-
-    They have "test_loss" if the model has a test loss, and "test_accuracy" (a share) for most classifications.
-    """
+    """Metrics of the final model by name, most of them on the test records, such as "test_loss"."""
     gradient_evaluations: int
     """Number of gradients, or values, of single records over all silos, expected if records are sampled."""
     bytes_sent: int
@@ -173,8 +170,8 @@ class CellResults(MetricsMixin):
         """Predict the class or the value of each record.
 
         Args:
-            records: Records (n, …) as in the data set, before the model's own features are computed.  Several
-                inputs are a tuple.
+            records: Records (n, …) as in the data set, without the model's own features.  Several inputs are a
+                tuple.
 
         Returns:
             Classes (n,), or values for a regression; (n, …) if records have several labels.  Values of a table's
@@ -204,7 +201,7 @@ class CellResults(MetricsMixin):
         )
 
     def _resolve_cell(self) -> Cell:
-        """Resolve the scenario without the choice of its training records, which no model needs to predict."""
+        """Resolve the scenario without the choice of its training records."""
         return resolve_cell(
             {
                 **self.scenario,
@@ -237,8 +234,6 @@ class RunResults:
     @property
     def findings(self) -> tuple[str, ...]:
         """Sentences on a failure to learn, such as a model no better than a constant, and on unread records.
-
-        They are empty if nothing of this kind was found.
 
         Raises:
             InputError: The folder has no results that can be read any more.

@@ -64,10 +64,10 @@ def insert_own_data(
 ) -> dict[str, Any]:
     """Return a scenario whose [data] and [model] name these records and this module.
 
-    Records and module are registered in this process under names made of two digests, so that a resumed run
-    recognises them: of the records and the number of classes, and of the module with its code and its loss.  The
-    second one lacks code of PyTorch, of extension modules and of functions in other files that the module's code
-    calls, and values of global variables.  A change of these alone is not recognised.
+    Records and module are registered in this process under names made of two digests, by which a resumed run
+    recognises them: of the records and the number of classes, and of the module with its code and its loss
+    (`_describe_value`).  The second one lacks code of PyTorch, of extension modules and of functions in other
+    files that the module's code calls, and values of global variables.
 
     `federation.samples` becomes the number of training records, unless another scenario than own-data sets
     samples, batch, batches or clients.  Add-ons may then adapt the scenario, such as to silos that are the sites.
@@ -169,8 +169,7 @@ def _insert_frame(tree: dict[str, Any], frame: DataFrame, test: object, model: o
         model: Module, refused unless None.
 
     Raises:
-        InputError: Test records or a module are given, the scenario has no [data.table], or the frame cannot be
-            read.
+        InputError: Test records or a module are given, there is no [data.table], or the frame cannot be read.
     """
     data = tree.setdefault("data", {})
     refuse(
@@ -438,8 +437,12 @@ def _merge_settings(settings: Mapping[str, Any], arguments: Mapping[str, Any]) -
 def format_assignment(key: str, value: Any, source: str = "set") -> str:
     """Format KEY=VALUE for `--set`, with the value as JSON that is also TOML.
 
-    The value is a number, a text, a truth value or a list.  Numbers may be those of NumPy and torch.  Errors name
-    `source`, the argument or file that has the key.
+    The value is a number (also of NumPy or torch), a text, a truth value or a list.
+
+    Args:
+        key: Dotted key.
+        value: Value of the key.
+        source: Argument or file that has the key, for messages.
 
     Raises:
         InputError: The value is none of these, a number is not finite, or the value cannot be written as TOML.

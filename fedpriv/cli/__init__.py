@@ -29,15 +29,13 @@ _PATH_REMEDY = "; give another path, which this user may write and read"
 def main() -> None:
     """Run the `fedpriv` script, and end the process with a message and an exit code on a known error.
 
-    An interrupt within a command may end the process without a message.
-
     Exit codes of errors:
 
     * 2: bad input, a path that is missing, of the wrong kind or not permitted, a number that is too large, an
       import that Flower (`flwr`) lacks, or a module of Unix that this system lacks.
     * 1: a run that failed, another error of the operating system such as a full disk, or a MemoryError.
     * 3: a claim that an audit refuted.
-    * 130: an interrupt (Ctrl-C).
+    * 130: an interrupt (Ctrl-C), which may end the process without a message.
     """
     from fedpriv.cli.app import app  # imported late: add-ons' options, which it imports, import this package
 
@@ -126,10 +124,7 @@ def _end(message: str, code: int) -> None:
 
 @contextmanager
 def _translate_torch_errors() -> Iterator[None]:
-    """Convert torch's errors for an overflow or a lack of memory to OverflowError and MemoryError.
-
-    torch raises RuntimeError for both, so that words of the message tell them apart.
-    """
+    """Convert torch's RuntimeError for an overflow or a lack of memory, by the words of its message."""
     try:
         yield
     except RuntimeError as error:

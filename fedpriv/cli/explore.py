@@ -62,8 +62,8 @@ def print_plain(line: str, *, bold: bool = False) -> None:
 def print_rich(caption: str, columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> None:
     """Print a table at most as wide as the terminal, or a block for each row if the table does not fit.
 
-    The table fits if the terminal is wide enough for the full width of each column that may not wrap, 12
-    characters of each other column, and three spaces between columns.  A character can be two columns wide.
+    The table fits if the terminal is wide enough for each column that may not wrap, 12 characters of each other
+    column, and three spaces between columns.
 
     Args:
         caption: Caption above the table, or "" for none.
@@ -98,8 +98,7 @@ def print_rich(caption: str, columns: Sequence[Column], rows: Sequence[Sequence[
 def print_blocks(caption: str, columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> None:
     """Print a block of lines for each row, with a line for each column.
 
-    A text that does not fit beside its column's name goes to the next line, and an empty text is left out with the
-    name.
+    A text that does not fit beside its column's name goes to the next line, and an empty text is left out.
 
     Args:
         caption: Caption above the blocks, or "" for none.
@@ -113,7 +112,6 @@ def print_blocks(caption: str, columns: Sequence[Column], rows: Sequence[Sequenc
     for row in rows:
         for column, text in zip(columns, row, strict=True):
             if text:
-                # The name has two spaces before it, and two behind it.
                 separator = "\n    " if width + Text(text).cell_len + 4 > console.width else "  "
                 console.print(Text(f"  {_printable_line(column.name):{width}}{separator}{_printable_line(text)}"))
         console.print()
@@ -190,8 +188,7 @@ def compare_runs(first: Path, second: Path, *, as_json: bool = False) -> None:
     Args:
         first: Folder of the first run.
         second: Folder of the second run.
-        as_json: Whether to print one JSON object instead, with "settings" (key, first and second value) and "rows"
-            (texts by column).
+        as_json: Whether to print one JSON object instead, with "settings" (key, both values) and "rows" (texts).
 
     Raises:
         InputError: A folder has no results that can be read, or no metric can be compared, as without a finished

@@ -34,10 +34,8 @@ def open_run_folder(run_config: Mapping[str, Any]) -> RunObserver:
             folder holds results or cannot be read.
         OSError: The folder cannot be written.
     """
-    # A scenario may leave its noise mechanism to be chosen by a fit to public numbers.
     scenario, fits = fit_scenario_noise(scenario_from_run_config(run_config), {})
     path = Path(str(run_config["out"])) if run_config["out"] else find_free_folder(scenario.name)
-    # The results also have the command that repeats the run.
     engine = "deployment" if run_config["run-token"] else "flwr run"
     keys = " ".join(f"{key}={json.dumps(run_config[key])}" for key in ("scenario", "set", "cell"))
     rerun = shlex.join(["flwr", "run", ".", "--run-config", keys])

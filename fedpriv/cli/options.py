@@ -119,7 +119,7 @@ class TargetOptions:
         """Target as μ of Gaussian DP.
 
         Raises:
-            InputError: None or several of the forms are given, ε is given without a δ, or a number is out of its
+            InputError: None or several of the forms are given, ε is given without a δ, or a number is out of
                 range.
         """
         from fedpriv.accounting.guarantees import target_mu
@@ -181,10 +181,7 @@ class ParticipationOptions:
 
 @dataclass(frozen=True)
 class FederationOptions(ParticipationOptions):
-    """Participation of records, equal silos, and the running sums that they release.
-
-    With a number of rounds, they make an `AccountingSetting` (`make_setting`).
-    """
+    """Participation of records, equal silos, and the running sums that they release."""
 
     decay: Annotated[
         float,
@@ -313,8 +310,6 @@ def target_facts(mu: float, delta: float, federation: "FederationOptions") -> di
 def guarantee_of_multiplier(order: "ParticipationOptions", multiplier: float, rounds: int | None) -> "Guarantee":
     """Compute the guarantee of a noise multiplier for records that take part in secret.
 
-    Participation is secret if only the silos know which rounds read a record.
-
     Args:
         order: Options of the participation and the neighbouring relation.
         multiplier: Noise multiplier, the standard deviation of a round's noise over the clip norm.
@@ -351,10 +346,7 @@ def setting_facts(setting: "AccountingSetting", unit: str = "record") -> dict[st
 
 
 def cost_facts(cost: "MechanismCost") -> dict[str, Any]:
-    """Return the noise of a mechanism, with its errors, memory and sensitivity.
-
-    `print_facts` rounds noise and errors up, because less noise than a target needs would not suffice.
-    """
+    """Return the noise of a mechanism, with its errors, memory and sensitivity."""
     return {
         "noise_std": cost.std,
         "error_rms": cost.error_rms,
@@ -388,15 +380,14 @@ _LABELS = {
 
 
 GROUP_SUFFIX = "_together"
-"""Suffix of the name of an ε of several units, which the caveats on one unit's ε do not concern."""
+"""Suffix of the name of an ε of several units."""
 
 
 def print_facts(facts: dict[str, Any], as_json: bool) -> None:
     """Print facts as one JSON object, or as a table with explanations below it.
 
     The explanations say how well an attacker can guess, if a μ above 0 and the unit of protection are among the
-    facts, and warn of an ε or δ that protects little.  An ε by another formula, or of several units, causes no
-    warning.
+    facts, and warn of an ε or δ that protects little, but not of an ε by another formula or of several units.
 
     Args:
         facts: Values by name, with numbers unrounded.
@@ -430,8 +421,8 @@ def print_facts(facts: dict[str, Any], as_json: bool) -> None:
 def _format_fact(name: str, value: Any) -> str:
     """Format the value of a fact with this name.
 
-    A noise multiplier is rounded down, and any other float up, to nine significant digits, so that the printed
-    guarantee is not too good.  A truth value says whether a sensitivity is exact.
+    A noise multiplier is rounded down, and any other float up, to nine significant digits.  A truth value says
+    whether a sensitivity is exact.
     """
     if isinstance(value, bool):
         return "yes" if value else "no, an upper bound"

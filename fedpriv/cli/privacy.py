@@ -3,11 +3,10 @@
 * A mechanism is independent noise or a way to correlate the noise of rounds, such as a tree.
 * The running sum of a round adds the records' increments in this round to the decay times the running sum of the
   round before.  An increment is a record's clipped contribution to a round.
-* A setting has rounds, decay, participation, clip norm, batch, silos, trust and neighbouring relation, and neither
-  a mechanism nor a target.
+* A setting has what accounting needs besides a mechanism and a target, such as rounds, clip norm and trust.
 * Participation says in which rounds a record takes part.  If it is secret, its randomness amplifies the protection
   of the noise.
-* A stream is the releases of one party, such as a silo or the server, over the rounds or in another part of a run.
+* A stream is the releases of one party, such as a silo or the server, in the rounds or another part of a run.
 * A cell is one run of a scenario, and its claim is the guarantee that its entry in results.json states.
 * A fact is a named number or text that a command prints.
 """
@@ -127,7 +126,6 @@ def compare(
             "algorithm's keys by --set": algorithm is not None and setting.decay != 1.0,
         }
     )
-    # Secret participation has a table of its own, of the mechanisms that it amplifies.
     if setting.has_secret_order:
         _print_amplified(
             setting,
@@ -176,10 +174,9 @@ def compare(
 def _print_amplified(
     setting: "AccountingSetting", unit: str, mu: float, delta: float, claim: dict[str, Any], as_json: bool
 ) -> None:
-    """Print the noise that mechanisms need for one guarantee if participation is secret.
+    """Print the noise that mechanisms need for one guarantee if participation is secret, and its errors.
 
-    The guarantee is the (ε, δ) that μ-Gaussian DP gives at δ.  Errors of the noise in running sums, the memory and
-    the sensitivity are printed, too.
+    The guarantee is the (ε, δ) that μ-Gaussian DP gives at δ.
 
     Args:
         setting: Setting with secret participation.
@@ -217,8 +214,8 @@ def _find_response(
 ) -> tuple["NoiseResponse", "Workload"]:
     """Return the weights of running sums in the vectors whose noise is compared, and the running sums.
 
-    Without an algorithm these vectors are the running sums themselves.  With one they are vectors such as its
-    output and its queries, which are weighted sums of its noisy running sums.
+    Without an algorithm these vectors are the running sums themselves, and with one vectors that are weighted sums
+    of its noisy running sums, such as its output and its queries.
 
     Args:
         algorithm: Name of a row of the table of algorithms, or None.
@@ -226,8 +223,7 @@ def _find_response(
         setting: Rounds, participation and clip norm.
 
     Returns:
-        Weights of the running sums in these vectors (response), and participation, decay and clip norms of the
-        running sums (workload).
+        Weights of the running sums in these vectors (response), and the running sums (workload).
 
     Raises:
         InputError: The algorithm is unknown, noise cannot be fitted to it, or a setting is refused.
@@ -252,10 +248,9 @@ def _find_response(
 
 
 def _parse_algorithm_settings(row: "Algorithm", assignments: list[str]) -> "NoiseSettings":
-    """Parse the algorithm's own keys, with 1 as the default of `SCALE_SETTINGS`.
+    """Parse the algorithm's own keys, with 1 as the default of scales such as `clip` and `step`.
 
-    The command refuses the key `clip`.  So a clip that grows counts as its bound in all rounds, and the noise is
-    enough for every loss.
+    A clip that an algorithm lets grow is 1 in all rounds here, the bound to which it grows.
 
     Raises:
         InputError: Noise cannot be fitted to the algorithm, or a key is refused.
@@ -394,8 +389,7 @@ def _ledger_lines(entry: "LedgerEntry") -> list[tuple[str, ...]]:
     """Format one line of texts for each release stream of a cell, with its μ and the claim of the cell.
 
     A stream without a μ has its ε at the cell's δ, and one without noise "∞".  The name of a party is followed by
-    the part of the run if this is not the rounds.  Streams of evaluations come last, with the claim on test
-    records, which are other records.
+    the part of the run if this is not the rounds.  Evaluations come last, with the claim on test records.
     """
     from fedpriv.claims.claim import format_price
     from fedpriv.claims.ledger import ROUNDS

@@ -3,8 +3,7 @@
 `Progress` shows a live panel on a terminal, and plain lines elsewhere.  The panel has a progress bar, and a line
 on the cell that was evaluated last, with a sparkline (a row of bars) if it fits.  `JsonLines` writes JSON lines.
 
-A cell is one run of a scenario: a sweep point (a value of each swept key) and a seed.  A place is the number of a
-cell, its index in the scenario's points.
+A cell is one run of a scenario: a value of each swept key, and a seed.  A place is a cell's index.
 """
 
 import json
@@ -142,8 +141,7 @@ class Progress(RunObserver):
     def started(self, scenario: Scenario, places: Sequence[int], folder: Path) -> None:
         """Begin to count cells and rounds, and show the panel on a terminal.
 
-        If the rounds of a cell leave some samples unread, the largest such number is printed.  Nothing is shown if
-        quiet.
+        If the rounds of a cell leave some samples unread, the largest such number is printed, unless quiet.
 
         Args:
             scenario: Scenario of the run.
@@ -179,9 +177,9 @@ class Progress(RunObserver):
             place: Number of the cell.
             finished: Outcome of the cell, with the rounds that each silo missed.
         """
-        # A deployment's noise is "release".  Absences of a simulation follow from its scenario.
+        # Absences of a simulation follow from its scenario.
         missed_rounds = finished.missed if finished.noise == "release" else {}
-        for silo, rounds in missed_rounds.items():  # reported even with --quiet
+        for silo, rounds in missed_rounds.items():
             sys.stderr.write(
                 f"fedpriv: silo {silo} did not answer in round {', '.join(map(str, rounds))}; its increment "
                 "counted as 0 there\n"
@@ -233,9 +231,8 @@ class Progress(RunObserver):
 class JsonLines(RunObserver):
     """JSON objects of a run's events, one a line.
 
-    The key `event` is "fitted", "started", "evaluated", "finished", "lost" or "noted".  When no cell is left,
-    "complete" follows, and "stopped" after an interrupt or a failure of a run that can be resumed.  Other runs
-    that fail may have neither.
+    The key `event` is "fitted", "started", "evaluated", "finished", "lost", "noted", "complete" when no cell is
+    left, or "stopped" after an interrupt or after a failure from which single cells can be resumed.
     """
 
     def __init__(self, stream: IO[str]) -> None:

@@ -1,7 +1,6 @@
 """Command `fedpriv run`: load a scenario, run it, write the table and show the results.
 
-With --watch the report page is served during the run, on loopback only.  A cell is one run of a scenario: a sweep
-point and a seed.  An observer handles the events of a run, such as a finished cell.
+A cell is one run of a scenario: a value of each swept key, and a seed.  An observer handles events of a run.
 """
 
 import hashlib
@@ -61,8 +60,8 @@ class LivePage(RunObserver):
         """Return the page, as encoded HTML, and its version.
 
         The page is rendered again if there were events since the last time, and more than a second has passed.
-        Results that cannot be read leave the last page.  A browser reloads the page when the version changes.
-        Before the first page, a sentence that reloads itself takes its place.
+        Results that cannot be read leave the last page.  Before the first page there is a sentence that reloads
+        itself.
         """
         from fedpriv.show.page import render_page  # slow to import, so imported for --watch only
 
@@ -83,14 +82,11 @@ class LivePage(RunObserver):
 
 
 def _make_handler(live_page: LivePage) -> type[BaseHTTPRequestHandler]:
-    """Make the request handler of a live page, which answers GET / and GET /version.
-
-    The page asks for its version again and again, and reloads itself when the version changes.
-    """
+    """Make the request handler of a live page, which reloads itself when the answer to /version changes."""
 
     class PageHandler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            """Answer / with the page and /version with its version, only for the hosts 127.0.0.1 and localhost."""
+            """Answer / with the page and /version with its version."""
             names = [f"{host}:{self.connection.getsockname()[1]}" for host in ("127.0.0.1", "localhost")]
             # Against DNS rebinding: a foreign page whose host name resolves to this address.
             if self.headers.get("Host") not in names:
@@ -106,7 +102,6 @@ def _make_handler(live_page: LivePage) -> type[BaseHTTPRequestHandler]:
                 "Content-Type", f"text/{'plain' if self.path == '/version' else 'html'}; charset=utf-8"
             )
             self.send_header("Content-Length", str(len(body)))
-            # The page changes while the run lasts.
             self.send_header("Cache-Control", "no-store")
             self.end_headers()
             self.wfile.write(body)

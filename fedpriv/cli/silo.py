@@ -110,8 +110,6 @@ def status(
 ) -> None:
     """Show the spent budget by run, and the remaining budget, also while the guard runs.
 
-    Every row of the ledger is checked: what is shown is what was written.
-
     Example: fedpriv silo status silo-0.toml
     Example: fedpriv silo status silo-0.toml --check
     """

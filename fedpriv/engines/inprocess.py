@@ -1,8 +1,8 @@
 """Engine that runs the real ServerApp, strategy and ClientApp in one process.
 
 A Flower Grid sends messages of the server to clients.  This one calls the ClientApp in this process, without the
-network.  A cell is one run: the settings of a scenario, with one value for each swept key and one seed.  A silo is
-a party that holds records, here a node of the Grid.
+network.  A cell is one run of a scenario: a value of each swept key, and a seed.  A silo is a party that holds
+records, here a node of the Grid.
 """
 
 import gc
@@ -89,7 +89,7 @@ class InProcessGrid(Grid):
         return message_id
 
     def _call(self, message: Message) -> Message:
-        # Each client gets copies of the containers, as over a network.
+        # A client gets copies of the containers, as over a network.
         client_message = build_message(message.metadata, copy_content(message.content))
         try:
             return self._client_app(client_message, self._contexts[message.metadata.dst_node_id])
@@ -103,10 +103,7 @@ def _make_context(node: int, config: Mapping[str, int], run_config: Mapping[str,
 
 
 class _SingleCellObserver(ObserverGroup):
-    """Observer of a server with one cell, which stores the outcome and passes other events on.
-
-    A failure is not passed on either.
-    """
+    """Observer of one cell, which stores the outcome, drops a failure, and passes other events on."""
 
     result: CellOutcome | None = None
 
@@ -143,10 +140,7 @@ def run_inprocess(cells: Sequence[Cell], observer: RunObserver) -> Iterator[Inde
 
 @contextmanager
 def quiet_flower_logs() -> Iterator[None]:
-    """Silence Flower's logger below WARNING within this context.
-
-    The terminal shows fedpriv's own progress.
-    """
+    """Set the level of Flower's logger to WARNING within this context."""
     logger = logging.getLogger("flwr")
     level = logger.level
     logger.setLevel(logging.WARNING)
@@ -160,7 +154,7 @@ def quiet_flower_logs() -> Iterator[None]:
 def _delay_garbage_collection() -> Iterator[None]:
     """Set the threshold of garbage collection to 100,000 objects within this context.
 
-    Messages create many containers, and a frequent search for cycles among them takes time.
+    Messages create many containers, among which a search for cycles takes time.
     """
     thresholds = gc.get_threshold()
     gc.set_threshold(100_000, *thresholds[1:])

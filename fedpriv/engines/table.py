@@ -1,16 +1,14 @@
 """Engines by name, the memory that a run needs, and the retention of freed memory during a run.
 
-A cell is one run: the settings of a scenario, with one value for each swept key and one seed.  A group is the
-cells that an engine computes together, as replicates.  Each silo, a party that holds records, keeps a running sum
-over rounds, which is released with the noise of a mechanism.
+A cell is one run of a scenario: a value of each swept key, and a seed.  A group is the cells that an engine
+computes together, as replicates.  Each silo, a party that holds records, keeps a running sum over rounds, which is
+released with the noise of a mechanism.
 
 `check_memory` refuses a run that needs more memory than there is, before the run starts.  The need is the memory
-that this process has already (the program and the records), plus an estimate for vectors of the model's size and
-for the records of a round.
+that this process has already, plus an estimate for vectors of the model's size and for the records of a round.
 
-`retain_freed_pages` makes glibc keep freed memory during a run (`mallopt`).  A round of a large model allocates
-vectors as long as those of the round before, and getting and clearing their pages can take longer than computing
-with them.
+`retain_freed_pages` makes glibc keep freed memory during a run (`mallopt`).  A round allocates vectors as long as
+those of the round before, and getting and clearing their pages can take longer than computing with them.
 """
 
 import ctypes
@@ -46,15 +44,9 @@ _NOISE_BLOCK_COUNT = 4
 _NOISE_BLOCK_VALUES = 2**21
 """Most values of a block of noise, unless one round has more."""
 _VECTORS_PER_REPLICATE = 8
-"""Vectors of a replicate in a round.
-
-They are query, increments, their sum, noise, mean, step, and two temporary ones.
-"""
+"""Vectors of a replicate in a round: query, increments, sum, noise, mean, step, two temporary ones."""
 _INPROCESS_VECTORS = 14
-"""Float64 vectors in a round of the in-process engine, with messages.
-
-They are those of one silo and of the server, since silos compute one after another.
-"""
+"""Float64 vectors of one silo and of the server in a round of the in-process engine, with messages."""
 _BYTES_PER_SILO = 2**17
 """Bytes of a simulated silo besides its vectors."""
 _SCRATCH_BYTES = 96 * 2**20
@@ -92,8 +84,8 @@ class MemoryNeed:
 def estimate_memory(cells: Sequence[Cell], engine: str, workers: int = 1) -> MemoryNeed | None:
     """Estimate the largest memory of a run of these cells, or return None if there is no estimate.
 
-    A process computes one group of cells at a time, and counts with the need of the largest group.  There is no
-    estimate for an engine with processes of its own, and none for an empty list of cells.
+    A process computes one group of cells at a time, and counts with the need of the largest group.  The result is
+    None for an engine with processes of its own, and for no cells.
 
     Args:
         cells: Cells of the run.
@@ -101,8 +93,7 @@ def estimate_memory(cells: Sequence[Cell], engine: str, workers: int = 1) -> Mem
         workers: Number of processes that run groups of cells at once.
 
     Raises:
-        InputError: There is no such engine, the vectorized engine cannot compute a cell, or a cell cannot be
-            loaded or planned.
+        InputError: There is no such engine, or a cell cannot be computed by it, loaded or planned.
     """
     engine_row = find_engine_row(engine)
     if engine_row.group_cells is None or not cells:
@@ -161,9 +152,8 @@ def available_memory(processes: int = 1) -> tuple[int, str]:
     """Return the memory for `processes` processes like this one in bytes, and the setting that limits it.
 
     The memory is the least of the machine's (used or not), of the control group's limit, and of `processes` times
-    each limit of one process.  The setting is a text such as "mem_limit, MemoryMax", or "" if the machine's memory
-    is the least.  A process may use more of a limit than its resident memory, such as mapped libraries.  This
-    excess is subtracted from the limit.
+    each limit of one process.  What counts against a limit besides resident memory, such as mapped libraries, is
+    subtracted from it.  The setting is a text such as "mem_limit, MemoryMax", or "" for the machine's memory.
 
     Args:
         processes: Number of processes that run at the same time.
@@ -189,11 +179,11 @@ def describe_available_memory() -> str:
 def _vectorized_memory(plan: Plan, task: Task, cells: Sequence[Cell]) -> dict[str, int]:
     """Estimate the bytes of the vectorized engine for one group of replicates, by purpose.
 
-    A replicate is a cell of the group.  Its state is the optimizer's vectors, and those of the running sum, of
-    past rounds and of the mechanism.  If silos take local steps, all of these but the optimizer's count for each
-    silo.  States count twice, before and after a round, and twice again in a checkpoint.  A silo that is absent in
-    some round, and adds noise, has the state of its noise (`absence_corrections`).  Directions and copies are
-    values that a loss makes besides increments, such as random directions or augmented copies of records.
+    The state of a replicate, a cell of the group, has the vectors of the optimizer, the running sum, past rounds
+    and the mechanism.  If silos take local steps, all of these but the optimizer's count for each silo.  States
+    count twice, before and after a round, and twice again in a checkpoint.  A silo that is absent in some round,
+    and adds noise, has the state of its noise (`absence_corrections`).  Directions and copies are values that a
+    loss makes besides increments, such as random directions or augmented copies of records.
 
     Args:
         plan: Plan of the group's first cell.
@@ -271,7 +261,7 @@ def _record_bytes(plan: Plan, task: Task, cells: Sequence[Cell]) -> int:
     """Estimate the bytes of a round's records and of the numbers computed for each record.
 
     Records are gathered once for each order of records, or for each cell if they are drawn, and are twice in
-    memory.  The estimate includes the numbers computed for the test records, which all cells evaluate at once.
+    memory.  The numbers include those computed for the test records.
     """
     size, record_values = task.train.features.element_size(), task.train.features[0].numel()
     orders = len({cell.seed for cell in cells}) if isinstance(plan.schedule, PublicOrder) else len(cells)
@@ -306,8 +296,8 @@ class IndexedOutcome:
 class Engine(Protocol):
     """Function that runs cells, one by one or many at once, and yields each outcome when it is ready.
 
-    The observer receives `advanced`, `evaluated`, `notified` and, if workers die, `lost`, all in one process and
-    thread.  A cell is identified by its index in the list.
+    The observer receives `advanced`, `evaluated`, `notified`, and `lost` if workers die.  A cell is named by its
+    index in the list.
     """
 
     def __call__(self, cells: Sequence[Cell], observer: RunObserver) -> Iterator[IndexedOutcome]: ...
@@ -348,17 +338,11 @@ class EngineRow:
     """Properties of an engine."""
 
     group_cells: CellGrouping | None = None
-    """Function that groups cells which the engine computes together, by index.
-
-    None if the engine has processes of its own.
-    """
+    """Grouping of cells, or None without one."""
     can_connect: bool = False
     """Whether the engine can use a running SuperLink, whose silos have their own records."""
     can_resume_cells: bool = False
-    """Whether a failed cell continues from its last round, because silos and server store their releases.
-
-    The vectorized engine has checkpoints instead, from which a killed run continues.
-    """
+    """Whether a failed cell continues from its last round, because silos and server store their releases."""
     makes_release: bool = False
     """Whether the noise protects real records: integer releases with keys of the operating system."""
 
@@ -415,10 +399,7 @@ _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # names of two settings in glibc's ma
 _NEVER_TRIM = -1
 """Value of the first setting with which freed memory at the end of the heap is never returned."""
 _MAX_RETAINED_BYTES = 2**27
-"""Size in bytes below which a freed block is kept.
-
-A heap with holes of freed blocks can take twice the memory in use.  Larger blocks return to the system at once.
-"""
+"""Size in bytes below which a freed block is kept, because a heap with holes can take twice its use."""
 _GLIBC_FUNCTIONS = ("gnu_get_libc_version", "mallopt", "malloc_trim")
 _MAX_OLD_GLIBC_BYTES = 2**25
 """Largest mmap threshold that glibc before 2.35 accepts.  Any glibc raises it so far by itself."""
@@ -430,7 +411,7 @@ def retain_freed_pages() -> Iterator[None]:
     """Keep freed memory in the process within this context, and return it after the last such context.
 
     Blocks of 128 MiB or more, or of 32 MiB or more with glibc before 2.35, are returned at once.  The context has
-    no effect if malloc is not glibc's, or if the environment has tunables of malloc or one of `_MALLOC_VARIABLES`.
+    no effect if `_load_glibc` returns None.
     """
     libc = _load_glibc()
     if libc is None:
@@ -452,10 +433,7 @@ def retain_freed_pages() -> Iterator[None]:
 
 
 def _load_glibc() -> ctypes.CDLL | None:
-    """Load the C library, or return None if the thresholds of malloc cannot or must not be set.
-
-    They must not be set if the environment has tunables of malloc or one of `_MALLOC_VARIABLES`.
-    """
+    """Load the C library, or return None without glibc, or if the environment may set its thresholds."""
     if any(name in os.environ for name in _MALLOC_VARIABLES) or "glibc.malloc" in os.environ.get(
         "GLIBC_TUNABLES", ""
     ):

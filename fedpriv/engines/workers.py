@@ -1,16 +1,14 @@
 """Worker engine: groups of cells as Ray tasks, on the cores of this machine or on a cluster.
 
-A cell is one run: the settings of a scenario, with one value for each swept key and one seed.  Its outcome is the
-result of this run.  Checkpoints are stored states from which an unfinished group continues.
+A cell is one run of a scenario: a value of each swept key, and a seed.  Its outcome is the result of this run.
+Checkpoints are stored states from which an unfinished group continues.
 
     cells ── groups that an engine runs together ── a task each ──▶ a worker, which runs the same engine
     observer, checkpoints, caller ◀── progress and evaluations, checkpoints, outcomes, one stream a task ──
 
-Ray schedules the tasks.  A group is not split, because arithmetic on several replicates at once may round
-otherwise than on one.
-
-Ray is used, and no process pool of `concurrent.futures`, because its tasks yield streams of events, and a worker
-that dies ends no other worker's task.
+A group is not split, because arithmetic on several replicates at once may round otherwise than on one.  Ray is
+used, and no process pool of `concurrent.futures`, because its tasks yield streams of events, and a worker that
+dies ends no other worker's task.
 """
 
 import importlib
@@ -101,10 +99,7 @@ def run_worker(
 
 
 class _EventSender(RunObserver, Checkpoints):
-    """Observer and checkpoint store that forward progress, evaluations, notes and checkpoints as events.
-
-    Checkpoints are stored by the process that submitted the task, since their folder may be on another machine.
-    """
+    """Observer and checkpoint store that forward progress, evaluations, notes and checkpoints as events."""
 
     def __init__(self, checkpoints: Mapping[str, bytes], send: Callable[[Event], None]) -> None:
         self._checkpoints, self._send = checkpoints, send
@@ -211,9 +206,9 @@ def make_worker_engine(name: str, workers: Workers, checkpoints: Checkpoints = N
     def run(cells: Sequence[Cell], observer: RunObserver) -> Iterator[IndexedOutcome]:
         """Run groups of cells as tasks, and submit a group again if its worker died, up to two times.
 
-        Each task has a stream of events.  An outcome is yielded with its index in `cells`, and other events go to
-        the observer or the checkpoints.  A stream that ends without an error belongs to a finished group.  If an
-        error ends the run, the other tasks are cancelled.
+        Each task has a stream of events, which ends without an error if its group is finished.  An outcome is
+        yielded with its index in `cells`, and other events go to the observer or the checkpoints.  If an error
+        ends the run, the other tasks are cancelled.
 
         Raises:
             InputError: The engine cannot compute a cell, or Ray is not installed or may not be started here.
@@ -264,9 +259,8 @@ def _forward_event(
 ) -> Iterator[IndexedOutcome]:
     """Pass a worker's event to the observer or the checkpoints, or yield it if it is an outcome.
 
-    A worker's first event, "began", gives the worker its name in messages.  Indices in the group become indices in
-    the list of all cells.  Rounds, evaluations and outcomes that an earlier attempt of the group reported are not
-    repeated.
+    The event "began" gives the worker its name in messages.  Indices in the group become indices in the list of
+    all cells.  Rounds, evaluations and outcomes that an earlier attempt of the group reported are not repeated.
 
     Raises:
         RunError: The worker has other versions than this process.
@@ -306,7 +300,7 @@ def _first_line(error: Exception) -> str:
 def _submit_group(ray: Any, engine: str, group: _CellGroup, checkpoints: Checkpoints) -> Any:
     """Submit a group, with its last checkpoint if there is one, and return the task's stream of events.
 
-    Ray itself does not retry (max_retries=0), so that each attempt starts from the checkpoint that is then stored.
+    Ray itself does not retry (max_retries=0), so that an attempt starts from the latest checkpoint.
 
     Args:
         ray: The module `ray`, connected to a cluster.
@@ -406,20 +400,14 @@ def _ray_environment(home: Path) -> Iterator[None]:
 
 
 def _reload_ray_token() -> None:
-    """Make Ray read its token settings again.
-
-    Ray reads these settings once per process, and may have been imported before they were set.
-    """
+    """Make Ray read its token settings again, because it reads them once per process."""
     raylet = importlib.import_module("ray._raylet")
     raylet.Config.initialize("")
     raylet.AuthenticationTokenLoader.instance().reset_cache()
 
 
 class StreamWithoutRay:
-    """Standard output without the lines that a thread of Ray prints.
-
-    Such lines would break this program's lines of JSON.
-    """
+    """Standard output without lines of a thread of Ray, which would break this program's lines of JSON."""
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream

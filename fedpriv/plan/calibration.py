@@ -8,9 +8,8 @@ Releases that protect somebody are integers on a lattice, the multiples of a uni
 may have noise in floating point (`calibrate_float_noise`), which protects nobody.
 
 A cell may leave its noise to be fitted: a fit then chooses the mechanism's name and numbers (`fit_cell_noise`) for
-little noise in a target.  The target is the points that the run publishes, or the released sums themselves if
-the row's theorems depend on their mean noise, or if no such point depends on a release.  A fit depends on public
-numbers only.
+little noise in a target, from public numbers alone.  The target is points that the row's optimizer publishes, or
+the released sums themselves if the row says so, or if no such point depends on a release.
 """
 
 import dataclasses
@@ -55,10 +54,7 @@ from fedpriv.scenario.load import Scenario
 from fedpriv.scenario.schema import AlgorithmSection, Cell
 
 _UNBOUNDED_RADIUS = 1e100
-"""Radius of a ball so large that no projection on it changes a point of the probes.
-
-The radius is finite, because min(1, radius / norm) has the gradient nan for an infinite radius.
-"""
+"""Finite radius of a ball (for a gradient of radius / norm) that contains all points of the probes."""
 
 _LINEARITY_ROUNDS = 4
 """Most rounds over which an optimizer's linearity is checked."""
@@ -71,9 +67,9 @@ def compute_response(
 ) -> NoiseResponse:
     """Compute the weights of released sums in the points that an optimizer publishes.
 
-    By these weights the noise of the releases adds up in a point.  The points are the output after T rounds, and
-    some that are evenly spaced among the queries x_2, …, x_T and the output.  The weights are the gradients of the
-    points with respect to the releases, in one coordinate.
+    An optimizer here is linear in the releases, so that a point has the noise of the releases times these weights.
+    The weights are the gradients of the points with respect to the releases, in one coordinate.  The points are
+    the output after T rounds, and some evenly spaced ones among the queries x_2, …, x_T and the output.
 
     Args:
         optimizer: Optimizer of the row.
@@ -110,8 +106,8 @@ def compute_response(
 class _OptimizerStream:
     """Optimizer as a stream, from the release of a round to the next query or the output.
 
-    Rows with `outputs` answer round t with the output after t, the others with the query of round t + 1.  A
-    projection on a ball gets a radius so large that it changes nothing, since it is not linear.
+    A row answers round t with the output after t if its entry of `outputs` is true, and else with the query of
+    round t + 1.  A projection on a ball, which is not linear, gets a radius so large that it changes nothing.
     """
 
     def __init__(self, optimizer: Any, make_round: Callable[[int], Round], outputs: tuple[bool, ...]) -> None:
@@ -250,8 +246,8 @@ def response_and_workload(
     The workload is the decay, the clips, the restarts and the participation of the running sums.  The response has
     the weights of the released sums in the target: in points that the row's optimizer publishes, or in some of the
     sums themselves if `published` is "rows", or if no such point depends on a release.  Both are computed in one
-    dimension, with 1 for each of `SCALE_SETTINGS`.  Only a clip "growing" stays, as that of a loss with the
-    constants 1.  For another loss the fit may not be the best one.  A run's noise is calibrated to its own clips.
+    dimension, for scales such as clip and step of 1 (`with_unit_scale`) and a loss with the constants 1, so that a
+    fit need not be the best one for another loss.
 
     Args:
         row: Row of the algorithms' table.
@@ -289,9 +285,10 @@ def response_and_workload(
 
 
 def _fit_request(cell: Cell) -> str | None:
-    """Return a JSON text of all that the fit of a cell depends on, or None if no noise is to be fitted.
+    """Return the key of the cell's fit, or None if no noise is to be fitted.
 
-    `SCALE_SETTINGS` count as 1, but for a clip "growing", so that cells that differ in scales only share a fit.
+    The key is a JSON text of the row, its settings and the participation, on which the fit depends.  Scales, such
+    as clip and step, stand in it as 1 (`with_unit_scale`), so that cells that differ only in them share a fit.
     """
     settings = cell.algorithm.settings
     if not (isinstance(settings, NoiseSettings) and settings.needs_fit):
@@ -305,7 +302,7 @@ def _fit_noise(request: str, cell: Cell) -> FittedNoise:
     """Fit noise to the target of the cell's algorithm, and time the fit in seconds.
 
     Args:
-        request: Text of everything that the fit depends on (`_fit_request`), which is stored with the fit.
+        request: Key of the fit (`_fit_request`), which is stored with it.
         cell: Cell whose settings ask for a fit.
 
     Raises:
@@ -335,7 +332,7 @@ def _fit_noise(request: str, cell: Cell) -> FittedNoise:
 def _apply_fit(cell: Cell, fit: FittedNoise) -> Cell:
     other_keys = {key: value for key, value in cell.algorithm.model_dump().items() if key not in _FITTED_KEYS}
     algorithm = AlgorithmSection.model_validate(other_keys | dict(fit.found))
-    _ = algorithm.settings  # Validates the fitted keys here, and not where they are used first.
+    _ = algorithm.settings  # the property validates the fitted keys
     return cell.model_copy(update={"algorithm": algorithm})
 
 
@@ -344,15 +341,12 @@ MIN_CLIP, MAX_CLIP = 2.0**-40, 2.0**40
 _MIN_RECORD_CLIP = 2.0**-70
 """Smallest clip of a record, divided by the batch size.
 
-float32 ends at 2^-126, and a clipping factor is as small as the clip over a norm of 2^50.
+float32 ends at 2^-126, and clipping multiplies by the clip over a norm of up to 2^50.
 """
 _MIN_STD, _MAX_STD = 2.0**-100, 2.0**100
 """Range of standard deviations that floating point can draw and add."""
 MAX_DEVIATIONS = 2.0**30
-"""Largest sum in standard deviations of its noise.
-
-Then 22 binary digits of float64 lie below one standard deviation.
-"""
+"""Largest sum in standard deviations of its noise, so that 22 digits of float64 lie below one of them."""
 
 
 def check_clips(rounds: Iterable[Round], max_batch_size: int, is_private: bool) -> None:
@@ -419,17 +413,11 @@ def check_sums(noise: Noise, max_sum: float, fresh_std: float) -> None:
 
 
 MAX_SLACK = 2.0**-60
-"""Most slack of a claim, in total variation: reports say that releases are exact up to 2^-60."""
+"""Most slack of a claim, in total variation."""
 _MIN_CLIP_UNITS = 2.0**22
-"""Least number of units in a clip for each √d, where increments are closer than 2 clips.
-
-`plan.ROUNDING_ALLOWANCE` rests on this number.
-"""
+"""Least units in a clip for each √d, for `plan.ROUNDING_ALLOWANCE` of an increment diameter below 2."""
 _MU_MARGIN = 1.0 - 2.0**-38
-"""Factor below 1 that covers the increase of μ by conservative rounding.
-
-The recorded μ then stays within the target.
-"""
+"""Factor below 1 that covers the increase of the recorded μ by conservative rounding."""
 
 
 def make_exact_plan(
@@ -443,7 +431,7 @@ def make_exact_plan(
     """Plan the lattice, sums and noise of a run whose releases are integers.
 
     The cell's target is converted to a μ for the units of one silo in the public order (for a secret
-    participation, the order that is accounted for in its place).  For this μ the finest lattice and its noise are
+    participation, the order that is accounted for in its place).  For it the finest lattice and its noise are
     fitted.
 
     Guarantee: no μ of the result is above the target of the silos that it is for, or in secret participation above
@@ -459,8 +447,7 @@ def make_exact_plan(
         increment_diameter: Largest distance of two increments, in clips.
 
     Raises:
-        InputError: The run's releases cannot be made of integers, or its secret participation cannot be accounted
-            for.
+        InputError: The releases cannot be made of integers, or secret participation cannot be accounted for.
     """
     # The target in the public order.
     name, schedule, trust = cell.algorithm.row.name, cell.schedule, cell.algorithm.trust_setting
@@ -548,17 +535,14 @@ EncodedMessage = NDArray[np.uint64]
 _MAX_ENCODED = 2.0**62
 """Bound of one encoded value, in units, above all that plans allow and noise can reach."""
 _MAX_GRID_UNITS = 2.0**48
-"""Most units that records can contribute.
-
-Then a silo's float64 holds digits of its noise below the grid.
-"""
+"""Most units that records can contribute, so that float64 holds digits of noise below the grid."""
 
 
 @dataclass(frozen=True)
 class Grid:
     """Multiples of `unit`, a power of 2, as integers modulo 2^64.
 
-    A sum below 2^63 units in absolute value is right, up to its rounding to float64.  A larger sum wraps: the
+    A sum below 2^63 units in absolute value is decoded up to its rounding to float64.  A larger sum wraps: the
     model is wrong then, but no less private, since the residue is a function of the sum.
     """
 
@@ -629,8 +613,7 @@ def make_message_grid(cell: Cell, noise: Noise, max_sum: float) -> Grid:
 def make_workload(estimator: Estimator, schedule: Participation) -> Workload:
     """Return the workload of an estimator's running sums, for a mean over one batch.
 
-    A workload holds what the noise is calibrated by: participation, decay, clips, and the period after which sums
-    restart.
+    A workload holds what the noise is calibrated by: participation, decay, clips, and restarts.
 
     Guarantee: from round 2 on the sums of every round decay as the workload says, by which the noise is calibrated
     and charged: by 0 in a round that restarts them, and by `estimator.decay` in all others.
@@ -640,8 +623,7 @@ def make_workload(estimator: Estimator, schedule: Participation) -> Workload:
         schedule: Participation: which records a round reads.
 
     Raises:
-        InputError: A round of the estimator has another decay than the workload says, or a number is out of its
-            range.
+        InputError: A round of the estimator has another decay than the workload, or a number is out of range.
     """
     workload = Workload(schedule, estimator.decay, np.array(batch_clips(estimator, schedule)), estimator.period)
     for round_record in make_rounds(estimator, schedule.rounds)[1:]:
@@ -694,8 +676,7 @@ def calibrate_float_noise(
         increment_diameter: Largest distance of two increments, in clips.
 
     Raises:
-        InputError: The participation cannot be accounted for with this mechanism, or no noise that is tried is
-            enough.
+        InputError: The participation cannot be accounted for with this mechanism, or no tried noise suffices.
     """
     target, relation, delta = cell.target_mu, cell.privacy.relation, cell.privacy.delta
     if target is None:

@@ -4,8 +4,8 @@ Both are planned and accounted for as runs of DP-SGD of their own.  A cell is on
 settings, and a silo a party that holds records.
 
 In an evaluation the increments are scores of test records, bounded vectors in place of clipped gradients.  The
-first step is a run of one round, before the others, that releases moments of a table's columns, by which columns
-are then scaled.
+first step is a run of one round, before the others, that releases moments by which a table's columns are then
+scaled.
 
 This module also assigns the records on which each silo of a simulation or demonstration trains and evaluates.
 """
@@ -104,10 +104,9 @@ def apply_scaling(cell: Cell, scaling: Scaling) -> Cell:
 
 
 def assume_scaling(cell: Cell) -> Cell:
-    """Return the cell as its rounds will be planned, whatever the first step computes.
+    """Return the cell with an assumed result of its first step, if this step is not taken yet.
 
-    Scaling by means of 0 and deviations of 1 stands for the first step's result.  A cell whose scaling is known,
-    or that has none, is returned unchanged.
+    Scaling by means of 0 and deviations of 1 stands for the result, on which no plan of the rounds depends.
     """
     schema = cell.data.table_schema
     if schema is None or not cell.data.needs_first_step:
@@ -285,7 +284,7 @@ def train_indices_of_silos(cell: Cell) -> list[NDArray[np.int64]]:
     If persons are protected and the data name them, a silo gets all records of its persons, whether they count or
     not.  If its units are other groups of records, such as clients, it gets their records, unit by unit.
     """
-    # A share has indices of records, of persons or of other units, as the cell's unit of protection is.
+    # A share has indices of records, persons or other units, by the cell's unit of protection.
     task, shares = load_task(cell), [share.numpy() for share in partition_records(cell)]
     if task.unit_indices is None:
         return shares
@@ -306,10 +305,7 @@ class EvaluationPlan:
     silo_names: tuple[str, ...]
     """Names of silo 0, 1, … for metrics of each silo, or empty if only metrics of all silos are reported."""
     counted_share: float = 1.0
-    """Public, expected share of the rows read that count, by which means over rows are divided.
-
-    The share is 1 unless cells of a table decide which rows are for testing.
-    """
+    """Public, expected share of the rows read that count, by which means over rows are divided."""
 
     @property
     def publishes_each_silo(self) -> bool:
@@ -321,8 +317,7 @@ class EvaluationPlan:
 
         Means over the rows read are divided by `counted_share`, to estimate means over the rows that count.  With
         `silo_names` each silo's metrics follow under "metric_at_name", with their unweighted mean and their worst
-        value.  If the scores have curves, such as the ROC curve, their figures are added, for each silo only with
-        `silo_names` and without groups.
+        value.  Scores with curves, such as the ROC curve, add figures of these, for single silos without groups.
 
         Args:
             published: Mean scores over the rows read, with any noise: (silos, numbers of a score), or (1, numbers
@@ -362,10 +357,9 @@ def evaluation_cell(cell: Cell) -> Cell:
     """Return the run of a cell's evaluations, with a round for each.
 
     A round reads all records on which silos evaluate.  The run is one of DP-SGD whose increments are scores of
-    bounded norm.  The noise is calibrated to the evaluations' own target, or absent without one.  If the server
-    adds the training's noise, it adds that of evaluations, too.  Otherwise, also under secure aggregation, every
-    silo adds all noise of its message itself.  Without noise scores are not rounded to integers (`arithmetic`),
-    because there is no guarantee that has to hold for the bits of a release.
+    bounded norm.  The noise is calibrated to the evaluations' own target, or absent without one.  The server adds
+    it if the trust setting has the server add the training's noise.  Otherwise, also under secure aggregation,
+    every silo adds all noise of its message itself.  Without noise `arithmetic` is "float".
 
     Args:
         cell: Cell of the training, with a section [evaluation].

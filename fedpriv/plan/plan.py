@@ -1,11 +1,10 @@
 """Plan of a run: everything that is public and fixed before round 1.
 
-Silo, server, accountant and engines build the same plan from the same scenario cell (`make_plan`), so that
-nothing but the cell has to be sent.  A cell is one run of a scenario with all its settings, and its row the
-algorithm that it names: estimator (increments and running sums), mechanism (noise) and optimizer.  An increment is
-a record's clipped contribution to a round, and a release a running sum of increments with its noise.
-Participation says which records a round reads, and a unit of protection is a record, or a person or client with
-several.
+Silos, server and accountant each build the plan from the scenario cell and the objective of its model
+(`make_plan`).  A cell is one run of a scenario with all its settings, and its row the algorithm that it names:
+estimator (increments and running sums), mechanism (noise) and optimizer.  A unit of protection is a record, or a
+person or client with several.  An increment is a unit's clipped contribution to a round, and a release a running
+sum of increments with its noise.  Participation says which units a round reads.
 """
 
 import math
@@ -61,8 +60,6 @@ from fedpriv.scenario.schema import Cell
 def check_absences(cell: Cell, estimator: Estimator, mechanism: Mechanism) -> None:
     """Check that a run which is to continue without a silo can do so (`allows_absences`).
 
-    Other runs pass.
-
     Raises:
         InputError: The run is to continue without a silo, and cannot.
     """
@@ -75,17 +72,14 @@ def check_absences(cell: Cell, estimator: Estimator, mechanism: Mechanism) -> No
 
 
 def allows_absences(estimator: Estimator, mechanism: Mechanism) -> bool:
-    """Whether estimator and mechanism allow that a silo skips rounds.
-
-    An increment with gradients at earlier queries then takes the queries that the silo answered last.
-    """
+    """Whether estimator and mechanism allow that a silo skips rounds."""
     first = estimator.round(1)
     is_plain = estimator.period is None and first.split is None and first.local is None
     return is_plain and mechanism.movement is None and mechanism.draws(1) is None
 
 
 def make_problem(cell: Cell, objective: Objective) -> Problem:
-    """Return the public numbers of a cell, from which its parameters follow."""
+    """Return the public numbers of a cell, from which a row derives its parameters."""
     return Problem(
         dimension=objective.dimension,
         lipschitz=objective.lipschitz,
@@ -104,7 +98,7 @@ def make_problem(cell: Cell, objective: Objective) -> Problem:
 
 
 class PlannedRound(NamedTuple):
-    """Public numbers of one round, alike for silo, server and accountant."""
+    """Public numbers of one round."""
 
     step: Round
     """Coefficients, clips and decay of the estimator."""
@@ -151,7 +145,7 @@ class Plan:
     relation: Relation
     """Neighbouring relation of the claim."""
     objective: Objective
-    """Loss whose increments silos compute.  Evaluations are of the model's own loss."""
+    """Loss whose increments silos compute."""
     trust: Trust
     """Trust setting: who adds noise, and who sees messages."""
     dtype: torch.dtype
@@ -161,10 +155,7 @@ class Plan:
     grid: Grid | None = None
     """Grid on which masked messages in floating point are added, or None for all other messages."""
     unit: Unit = RECORD
-    """Unit of protection, which fills a row of a batch.
-
-    A unit is clipped as a whole, and batches and weights count units.
-    """
+    """Unit of protection, which fills a row of a batch, and is clipped as a whole."""
     increment_diameter: float = APART
     """Largest distance of two increments, in clips (`find_increment_diameter`)."""
     model_length: int | None = None
@@ -181,10 +172,7 @@ class Plan:
     integers_at_server: bool = field(init=False)
     """Whether the server adds up integers, and not released vectors."""
     sends_round_sums: bool = field(init=False)
-    """Whether a silo's message has the sums of its round only.
-
-    The server then adds them to those of earlier rounds.
-    """
+    """Whether a silo's message has the sums of its round only, which the server adds to earlier ones."""
     message_dtype: torch.dtype = field(init=False)
     """Type of the numbers of a silo's message.
 
@@ -200,10 +188,7 @@ class Plan:
     """Rounds 1, 2, …"""
 
     def __post_init__(self) -> None:
-        """Derive all fields below `model_length`, with the table of rounds as the last one.
-
-        The fields' own docstrings say what each one is, and that of `message_dtype` has the table of types.
-        """
+        """Derive all fields below `model_length`, with the table of rounds as the last one."""
         is_exact, trust = self.exact_plan is not None, self.trust
         masked, integers_at_server = (
             trust.masked and bool(self.noise.sources),
@@ -236,11 +221,10 @@ class Plan:
         object.__setattr__(self, "rounds", tuple(map(self._add_integers, rounds)) if is_exact else rounds)
 
     def _add_integers(self, planned_round: PlannedRound) -> PlannedRound:
-        """Return a round with its numbers on the lattice, and with the lengths that these imply.
+        """Return a round of floating point with its lattice, and with the lengths that this implies.
 
         A server stores d numbers of a round, or d for each noise vector if it adds up integers.  A masked message
-        of integers has bytes of words in place of numbers.  The derived fields `integers_at_server` and `masked`
-        must be set.
+        of integers has bytes of words in place of numbers.
         """
         exact = self.required_exact_plan
         integer_round = exact.plan_round(planned_round.step.t, planned_round.batch_count)
@@ -281,7 +265,7 @@ class Plan:
         """Number of units (records, unless `unit` is another one) for which a silo has memory in a round.
 
         No round of a public participation has more.  Under secret participation a round has more with a
-        probability of at most 2^-40 (`SecretOrder.capacity`), and the slack that a guard charges includes this.
+        probability of at most 2^-40 (`SecretOrder.capacity`).
         """
         return (
             self.schedule.capacity(self.batch_sizes[silo]).row_count
@@ -291,7 +275,7 @@ class Plan:
 
     @property
     def extra_values(self) -> int:
-        """Most values besides increments that exist at a time, for one replicate, over all rounds."""
+        """Most values besides increments in a round, for one replicate, such as random directions."""
         rows = sum(map(self.record_capacity, range(len(self.batch_sizes))))
         return max(
             self.objective.extra_values(points, rows)
@@ -430,16 +414,14 @@ def make_plan(cell: Cell, objective: Objective, *, for_release: bool = False) ->
 def make_uncalibrated_parts(cell: Cell, problem: Problem) -> tuple[Estimator, Mechanism, Workload]:
     """Return estimator, mechanism and running sums of a cell's row, before any noise is calibrated.
 
-    The mechanism is made for the estimator's own clips.  Settings may then multiply the clips by factors
-    (`Settings.clip_factors`).
+    The mechanism is made for the estimator's own clips, which settings may then multiply by factors.
 
     Args:
         cell: Cell of a scenario.
         problem: Public numbers of the run, such as the dimension and the constants of the loss.
 
     Raises:
-        InputError: The row has no estimator, mechanism or clip factors for these settings, or the running sums are
-            refused.
+        InputError: The row refuses these settings, or the running sums are refused.
     """
     row, settings, schedule = cell.algorithm.row, cell.algorithm.settings, cell.schedule
     estimator = row.estimator(settings, problem)
@@ -454,9 +436,8 @@ def make_uncalibrated_parts(cell: Cell, problem: Problem) -> tuple[Estimator, Me
 def silo_weights(cell: Cell) -> tuple[float, ...]:
     """Compute the weight p_i of every silo's mean, proportional to its batch size B_i: B_i / Σ B.
 
-    Silos with budgets μ_i of their own have the weights (B_i μ_i)² / Σ (B μ)².  In a public order noise has the
-    variance 1 / (B_i μ_i)² up to a factor that all silos share, so that of all fixed weights these leave the least
-    noise in the mean.  The weights are public, sum to 1 up to rounding, and are fixed before round 1.
+    Silos with budgets μ_i of their own have the weights (B_i μ_i)² / Σ_j (B_j μ_j)².  In a public order a silo's
+    noise has a variance proportional to 1 / (B_i μ_i)², so that these weights leave the least noise in the mean.
     """
     sizes, mus = cell.batch_sizes, cell.target_mus
     shares = (
@@ -474,7 +455,7 @@ Two increments that are `a` ≥ 1 clips apart are at most a (1 + 2^-20) clips ap
 """
 
 
-PROVED_DIAMETERS |= {ColumnMoments, RidgeStatistics}  # add-ons add theirs where they define them
+PROVED_DIAMETERS |= {ColumnMoments, RidgeStatistics}
 
 
 def find_increment_diameter(
@@ -482,8 +463,8 @@ def find_increment_diameter(
 ) -> float:
     """Return the largest distance of two increments in clips, 2 unless a smaller one is proved.
 
-    A smaller one is `objective.diameter` / clip, at least 1, times 1 + 2^-20 for roundings.  It needs less noise
-    under replace-one.
+    A smaller one is `objective.diameter` / clip, at least 1, times 1 + 2^-20 for roundings.  Under replace-one it
+    needs less noise.
 
     Guarantee: the result is smaller than 2 only where all that is released is one round's sum of increments, or
     sums of plain gradients with independent noise in every round.  There, increments of a round, means of several,
@@ -595,9 +576,9 @@ NO_ABSENCES = Absences({})
 
 
 def draw_absences(cell: Cell) -> Absences:
-    """Draw the absences of a simulation, a function of the cell alone, so that every engine has the same.
+    """Draw the absences of a simulation, a function of the cell alone.
 
-    A silo is absent in the rounds that `federation.away` lists for it, and in every other round with probability
+    A silo is absent in the rounds that `federation.away` lists for it, and in any other round with probability
     `federation.drop_out`, independently.
     """
     federation, rounds = cell.federation, cell.schedule.rounds

@@ -76,8 +76,8 @@ class RunningSums:
             groups: Least distance of two rounds of one record.
 
         Raises:
-            InputError: The columns are not known to have few bands, or have more than `groups`, or the mechanism
-                is for other sums.
+            InputError: The columns have more bands than `groups` or are not known to have few, or the mechanism is
+                for other sums.
         """
         decay, blocks = self.workload.decay, self.mechanism.blocks(self.workload)
         refusal = "secret participation (federation.sampling) cannot be accounted for"
@@ -144,9 +144,8 @@ class RunningSums:
 
         The overlap of rounds s and t is clip_s clip_t ⟨C_s, C_t⟩, and κ the largest clip_t ‖C_t‖.  A chain
         (`accounting.chain`) bounds the overlaps by a covariance that falls with the distance of two rounds.  All
-        rounds of a record are in one group, which is every `groups`-th round from one of the first `groups` on.
-        The k-th rounds of all groups are treated as one round, with the largest clip and inner products of any
-        group.
+        rounds of a record are in one group: every `groups`-th round, from one of the first `groups` on.  The k-th
+        rounds of all groups are treated as one, with the largest clip and inner products of any group.
 
         Guarantee: before the chain is split into one for each epoch, its covariances plus an overlap that all
         rounds share are at least all overlaps of two rounds of one record, whatever the record's group, for the

@@ -93,10 +93,7 @@ def order_by_site(test: Records, sites: Sites | None) -> tuple[Records, tuple[tu
 
 
 _CLIENT_SEED = 0
-"""Seed of clients whose records a partition skews ("dirichlet", "shards").
-
-Seeds of a scenario draw cohorts and noise, but the clients are the same for all of them.
-"""
+"""Seed of clients whose records a partition skews ("dirichlet", "shards"), for any scenario's seed."""
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
@@ -108,10 +105,7 @@ class PublicTask:
     objective: Objective
     """Loss of the cell's model over such records."""
     test: Records
-    """Test records that count, sorted by site if the data name the sites.
-
-    There are none if the task was made from the schema of a table alone.
-    """
+    """Test records that count, sorted by site if the data name the sites, or none (`make_schema_task`)."""
     site_sizes: tuple[tuple[str, int], ...] = field(default=(), kw_only=True)
     """Name and number of records of each site, in the order of `test`, or empty without sites."""
     label_unit: float = field(default=1.0, kw_only=True)
@@ -122,7 +116,7 @@ class PublicTask:
 
 @dataclass(frozen=True)
 class Task(PublicTask):
-    """Public task with the training records, which only silos and simulations have."""
+    """Public task with the training records."""
 
     train: Records
     """Training records, or units of them if `unit_indices` is set."""
@@ -148,8 +142,7 @@ class Task(PublicTask):
     test_index_of_train: NDArray[np.int64] | None = field(default=None, kw_only=True)
     """Row index in `test_with_missing` of each training record of the data, or None.
 
-    Only files whose rows each have a place in both parts have these indices, and only if no training records are
-    held out.
+    It is set for a file whose rows each have a place in both parts, if no training records are held out.
     """
 
 
@@ -180,9 +173,7 @@ def make_records(features: Tensor, labels: NDArray[Any], dtype: torch.dtype) -> 
 class ModelInputs:
     """Inputs of a cell's model: the data set, and the map of its records.
 
-    A task whose rows are records, before metrics are added, depends only on these inputs, on the number of
-    validation records, and on the data set's content.  `load_task_of_inputs` caches the last two tasks by inputs
-    and number.
+    Tasks are cached by these inputs, so that cells which differ in other settings can share one.
     """
 
     data_name: str
@@ -303,7 +294,7 @@ class ModelInputs:
 
 @lru_cache(maxsize=2)
 def _load_public_task(inputs: ModelInputs) -> PublicTask:
-    """Load the public part of a task on first use: its objective, and test records sorted by site."""
+    """Load the public part of a task: its objective, and test records sorted by site."""
     held_out = load_held_out(inputs.data_name, table=inputs.table)
     inputs.check_data(held_out.class_count)
     test, site_sizes = order_by_site(inputs.make_records(held_out.images, held_out.labels), held_out.sites)
@@ -367,9 +358,9 @@ def make_schema_task(cell: Cell, schema: TableSchema) -> PublicTask:
 
 @lru_cache(maxsize=2)
 def load_task_of_inputs(inputs: ModelInputs, validation: int | None = None) -> Task:
-    """Load a task on first use: training and test records as features, and the model's objective.
+    """Load training and test records as features, and the model's objective.
 
-    The cached task is shared, so that callers must not write to it.
+    The task is cached and shared, so that callers must not write to it.
 
     Args:
         inputs: Data set, and map of its records.
@@ -453,8 +444,7 @@ def load_task(cell: Cell) -> Task:
     computes gradients in bfloat16.
 
     Raises:
-        InputError: The data cannot be loaded, data, model and metrics do not fit together, or there are too few
-            records.
+        InputError: Data, model and metrics cannot be loaded or do not fit, or there are too few records.
     """
     unit, inputs, validation = cell.privacy.protected_unit, ModelInputs.from_cell(cell), cell.data.validation
     if unit.name == RECORD.name:
@@ -557,7 +547,7 @@ def check_record_count(cell: Cell) -> None:
     """Check that the data set has as many training records as one pass of the cell reads.
 
     A pass reads (batches of a silo) · (sum of the silos' batch sizes) records, or units if these are the rows of
-    the task.  With a partition by site, each site needs the records of its silo.
+    the task.  With a partition by site, each site needs the records of its silo's pass.
 
     Raises:
         InputError: There are too few records, or more sites than silos, or the data cannot be used (`load_task`).
@@ -604,8 +594,7 @@ def partition_records(cell: Cell) -> list[Tensor]:
         A tensor (batches · batch size,) for each silo.
 
     Raises:
-        InputError: `check_record_count` refuses the cell, or the partition does not fit the labels or the number
-            of rows.
+        InputError: `check_record_count` refuses the cell, or the partition does not fit labels or rows.
     """
     check_record_count(cell)
     task = load_task(cell)
@@ -638,8 +627,7 @@ def _partition_rows(data: DataSection, labels: NDArray[np.int64], sizes: list[in
     """Partition rows over silos, or over clients, at random or skewed by label.
 
     Args:
-        data: Section [data], whose `partition` is "dirichlet", "shards" or "iid", with its `concentration`
-            or number of shards.
+        data: Section [data], whose `partition` is "dirichlet", "shards" or "iid", with its parameter.
         labels: Label of each row, (rows,).
         sizes: Number of rows of each silo or client.
         seed: Seed of the draw.
@@ -648,8 +636,7 @@ def _partition_rows(data: DataSection, labels: NDArray[np.int64], sizes: list[in
         Row indices of each silo or client, as many as its size.
 
     Raises:
-        InputError: There are too few rows for these sizes, a size is below 1, or a silo has fewer rows than
-            shards.
+        InputError: There are too few rows for these sizes, a size is below 1, or below the number of shards.
     """
     if data.partition == "dirichlet":
         assert data.concentration is not None

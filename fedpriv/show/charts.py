@@ -2,11 +2,10 @@
 
 A chart has panels, a panel has series, and a series has marks: points (x, y) with a spread, the half-width of an
 error band or bar.  A chart may have named rows in place of numbers on its y axis.  A look is colour, dashes and
-marker of a series.
+marker.
 
 A sweep point, or setting, has one value for each swept key of the scenario.  A cell is one run, a sweep point with
-a seed, as a dictionary of results.json.  A mechanism says how the noise of different rounds is correlated, if it
-is.
+a seed, as a dictionary of results.json.  A mechanism says how the noise of different rounds is correlated.
 """
 
 import math
@@ -200,8 +199,7 @@ def _make_metric_chart(
 
     `make_layout` says which swept keys name a panel.  The other keys name a series and decide its look.
     Beyond 12 panels, and beyond `MAX_SERIES` series in a panel, points are left out, and the note counts their
-    sweep points.  The y axis is logarithmic if the values are positive and differ widely, unless the metric is a
-    percentage.
+    sweep points.  The y axis is logarithmic for positive values that differ widely, other than percentages.
 
     Args:
         results: Results of the run.
@@ -245,10 +243,10 @@ def privacy_levels(results: Results) -> dict[str, float]:
 def privacy_key(results: Results) -> str:
     """Return the privacy scale of the charts: the one that the scenario swept, or "mu".
 
-    It is "mu" also for a sweep of ε at several δ, and "epsilon" if a cell with noise has no μ.
+    It is "mu" also for a sweep of ε at several δ, which cannot be compared, and "epsilon" if a cell with noise has
+    no μ.
     """
     noisy_cells = [cell for cell in results.cells if cell["epsilon"] is not None]
-    # Values of ε at several δ cannot be compared.
     swept = [key.removeprefix("privacy.") for key in _PRIVACY_KEYS if len(results.axes.get(key, ())) > 1]
     comparable = swept[:1] != ["epsilon"] or len({cell["delta"] for cell in noisy_cells}) == 1
     every_mu = all(cell["mu"] is not None for cell in noisy_cells)
@@ -258,8 +256,7 @@ def privacy_key(results: Results) -> str:
 def _privacy_chart(results: Results) -> Chart | None:
     """Chart test accuracy against μ, ρ or ε, one series for each combination of the other swept keys.
 
-    A run without test accuracy shows its first metric.  The result is None if there are fewer than two privacy
-    levels.
+    A run without test accuracy shows its first metric.  The result is None for fewer than two privacy levels.
     """
     levels = privacy_levels(results)
     if len(levels) < 2:
@@ -352,10 +349,9 @@ def _rounds_chart(results: Results, history: Sequence[Mapping[str, Any]], metric
 def _clipping_chart(results: Results) -> Chart | None:
     """Chart the percentage of clipped increments, with rows for the settings.
 
-    The chart helps to choose the clip norm.  A mark is the mean over seeds, with the sample standard deviation as
-    spread, 0 for one seed.  Settings that differ only in trust, for example, can share a row as series.  Rows
-    beyond `MAX_SERIES` are left out.  The result is None if there is one setting only, if no cell has a fraction
-    above 0, or if every cell has the fraction 1.
+    A mark is the mean over seeds, with the sample standard deviation as spread, 0 for one seed.  Settings that
+    differ only in trust, for example, can share a row as series.  Rows beyond `MAX_SERIES` are left out.  The
+    result is None for a single setting, and if all fractions are 1, or none is above 0.
     """
     shares = {cell["fraction_clipped"] for cell in results.cells}
     if not any(shares) or shares == {1} or len(sweep_points(results)) == 1:
@@ -414,8 +410,8 @@ _HORIZON_COUNT = 12  # most numbers of rounds for which noise is calibrated
 def make_noise_charts(cells: Sequence[Mapping[str, Any]]) -> list[Chart]:
     """Chart the noise of each mechanism at a run's guarantee, by accounting alone.
 
-    The charts are for the first cell that has a μ and a mechanism that can be compared with others.  There are no
-    charts without such a cell.  The chart of the mean over silos is made for several silos only.
+    The charts are for the first cell that has a μ and a mechanism that can be compared with others, if there is
+    one.  The chart of the mean over silos is made for several silos only.
     """
     question = next(filter(None, (_find_used_mechanism(cell) for cell in cells if cell["mu"] is not None)), None)
     if question is None:
@@ -437,19 +433,18 @@ def make_noise_charts(cells: Sequence[Mapping[str, Any]]) -> list[Chart]:
 def _find_used_mechanism(cell: Mapping[str, Any]) -> _UsedMechanism | None:
     """Find the mechanism that a cell used, with its accounting setting, or None if charts cannot show it.
 
-    Charts are for mechanisms that a scenario can select, or subclasses, and for units with records in one silo.
-    Running sums are released in a single pass, in which they may restart from 0, or in whole epochs of a fixed
-    order.  If sums restart after a period, the setting has the rounds of one period.
+    Charts are for mechanisms that a scenario can select, or subclasses, with a decay other than 0, and for units
+    with records in one silo.  Running sums are released in a single pass, in which they may restart from 0, or in
+    whole epochs of a fixed order.  If sums restart after a period, the setting has the rounds of one period.
     """
     stream = stream_from_data(cell["releases"][0])
-    # With decay 0 there are no running sums, and a setting has no units with records in several silos.
     if not isinstance(stream.mechanism, SELECTABLE_MECHANISMS) or stream.decay == 0.0 or stream.unit.max_silos > 1:
         return None
     single_pass = stream.schedule.single_pass
     rounds = stream.period or stream.schedule.rounds
     is_fixed = type(stream.schedule) is FixedOrder and rounds % stream.schedule.rounds_per_epoch == 0
     if not single_pass and (not is_fixed or stream.period is not None):
-        return None  # several epochs of a setting are whole, in a fixed order, of sums that never restart
+        return None
     setting = AccountingSetting(
         rounds=rounds,
         decay=stream.decay,
@@ -466,7 +461,7 @@ def _noise_by_rounds_chart(question: _UsedMechanism, note: str) -> Chart:
 
     Noise is the standard deviation of a coordinate, in units of the clip norm over the batch size.  A release is
     that of a silo, or the mean over silos if the server adds the noise or messages are masked.  Each mechanism has
-    a series.  For each number of rounds it is calibrated anew at the run's μ.
+    a series, and is calibrated anew at the run's μ for each number of rounds.
 
     Args:
         question: Accounting setting and μ of a run, and the mechanism that it used.
@@ -572,11 +567,10 @@ def make_comparison_chart(table: MechanismTable, title: str) -> Chart:
 def _tradeoff_chart(results: Results, audit: StoredAudit | None) -> Chart | None:
     """Chart misses against false alarms for the best membership test on one protected unit.
 
-    A membership test decides whether a unit (a record, a person or a client) took part in training.  Under
-    μ-Gaussian DP no test has, at a rate α of false alarms, a rate of misses below Φ(Φ⁻¹(1 - α) - μ), with Φ the
-    normal distribution function.  The chart has the line of blind guessing, such curves for at most six claimed μ,
-    without those that cannot be told from the axes, and the point of equal errors at an audit's lower bound on μ.
-    The result is None if there is neither a curve nor an audit.
+    Under μ-Gaussian DP no test of whether a unit took part in training has, at a rate α of false alarms, a rate of
+    misses below Φ(Φ⁻¹(1 - α) - μ), with Φ the normal distribution function.  The chart has the line of blind
+    guessing, such curves for at most six claimed μ, without those that cannot be told from the axes, and the point
+    of equal errors at an audit's lower bound on μ.  The result is None if there is neither a curve nor an audit.
     """
     claims = [cell["mu"] for cell in results.cells if cell["mu"] is not None]
     mus = sorted({float(format_upper(mu)) for mu in [*claims, *([audit.claimed_mu] if audit else [])]})

@@ -1,8 +1,8 @@
 """Looks of a chart: axes and ticks, colours, dashes and markers of series, and panels for many series.
 
-Lines of a panel differ in dashes or marker, and not in colour alone, so that they can be told apart on a grey
-print and by a colour-blind reader.  Hues are close to those of Okabe & Ito.  An axis of a sweep is a swept key of
-the scenario with its values, such as algorithm.name.  A sweep point has one value for each axis.
+Lines differ in dashes or marker, too, and not in colour alone, so that they can be told apart on a grey print and
+by a colour-blind reader.  Hues are close to those of Okabe & Ito.  An axis of a sweep is a swept key of the
+scenario with its values, such as algorithm.name.  A sweep point has one value for each axis.
 
 A chart shows some axes as kinds of lines, others as levels, and the rest as panels.  As far as looks suffice,
 kinds differ in hue and dashes, and levels in shade and marker.
@@ -17,10 +17,7 @@ from fedpriv.show.summary import axis_points, format_point
 from fedpriv.study.results import Results
 
 MAX_SERIES = 28
-"""Largest number of series in a panel of a metric's chart, and of rows in the chart of clipping.
-
-From the 31st on, a look has the hue and the dashes of an earlier one.
-"""
+"""Largest number of series in a panel of a metric's chart, and of rows in the chart of clipping."""
 _MAX_LINES = 12  # lines of a panel, above which a chart is split into panels
 _TRUST_KEY, _ALGORITHM_KEY = "algorithm.trust", "algorithm.name"
 _ROUNDS_KEY = "federation.rounds"  # runs of unequal length get panels first
@@ -68,7 +65,7 @@ def _mix_colours(low: str, high: str, share: float) -> str:
 def nth_look(index: int) -> Look:
     """Return the n-th look of series without an order, n from 0.
 
-    No two of the first 30 looks share more than one of hue, dashes and marker.
+    Of hue, dashes and marker, two of the first 30 looks share one at most.
     """
     hue, dash, marker = (index % count for count in _LOOK_COUNTS)
     return replace(shade(hue), dash=dash, marker=marker)
@@ -81,11 +78,7 @@ def level_look(level: int, levels: int) -> Look:
 
 @dataclass(frozen=True)
 class Layout:
-    """Swept keys by the way in which a chart shows them.
-
-    Kinds differ in hue and dashes, and levels in shade and marker, if there are few (`choose_look`).  The
-    remaining keys differ by panel.
-    """
+    """Swept keys by the way in which a chart shows them."""
 
     kinds: tuple[str, ...]
     """Keys whose combinations of values are the kinds."""
@@ -224,7 +217,6 @@ def make_scale(values: Sequence[float], start: float, end: float, *, logarithmic
     if logarithmic and low > 0.0:
         margin = max((high / low) ** 0.05, 1.05)
         return Scale(low / margin, high * margin, start, end, logarithmic=True)
-    # Values that are all equal get a margin, too.
     margin = 0.05 * (high - low) or max(abs(high), 1.0) * 0.1
     return Scale(low - margin, high + margin, start, end, logarithmic=False)
 
@@ -232,7 +224,7 @@ def make_scale(values: Sequence[float], start: float, end: float, *, logarithmic
 def is_wide(values: Sequence[float]) -> bool:
     """Whether all finite values are positive, and the largest is more than 10 times the smallest.
 
-    Such values need a logarithmic axis, because on a linear one a diverging run would flatten all others.
+    On a linear axis a diverging run would flatten all others.
     """
     finite = [value for value in values if math.isfinite(value)]
     return bool(finite) and max(finite) > _MIN_LOG_RATIO * min(finite) > 0.0

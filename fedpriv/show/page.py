@@ -7,9 +7,9 @@
 | dp-accounting | releases as events of dp-accounting |
 | ro-crate | metadata of the run's files, their software and privacy claims, as an RO-Crate 1.1 |
 
-A chart has panels, a panel has series, and a series has marks: points (x, y), joined by a line or not.  A chart
-may have named rows in place of numbers on its vertical axis.  Positions in a panel are in units of its view box,
-which is 560 wide, with y downwards.
+A chart has panels, a panel has series, and a series has marks: points (x, y).  A chart may have named rows in
+place of numbers on its vertical axis.  Positions in a panel are in units of its view box, which is 560 wide, with
+y downwards.
 
 Source of RO-Crate: https://www.researchobject.org/ro-crate/specification/1.1/ .
 """
@@ -87,10 +87,10 @@ def _colour_style(look: Look) -> str:
 
 
 def order_charts(charts: Sequence[Chart]) -> list[tuple[Chart, bool]]:
-    """Return charts in the order of the page, each with a flag whether it fills a row.
+    """Return charts in the order of the page, each with a flag whether it fills a row, else half of one.
 
-    A row of a wide page has two charts, or one that fills it.  Charts of several panels fill a row and come first.
-    If an odd number of charts is left, the one with most series fills a row, too.
+    Charts of several panels fill a row and come first.  Of an odd number of others, the one with most series fills
+    a row, too.
 
     Args:
         charts: Charts of one panel or more.
@@ -186,8 +186,8 @@ def _draw_series(
 ) -> str:
     """Draw a series' line with its band, or marks with bars, then markers, published marks, and tooltips.
 
-    A line with many marks has markers at some of them, shifted by the rank, so that markers of close lines need
-    not coincide.  Published marks are values that a paper reports for the same settings.
+    A line with many marks has markers at some of them, shifted by the rank, so that those of close lines can
+    differ.
 
     Args:
         chart: Chart of the series.
@@ -278,8 +278,7 @@ _FILE_DESCRIPTIONS = {
 def make_crate(folder: Path) -> dict[str, Any]:
     """Make the RO-Crate metadata of a run's folder in its present state.
 
-    The metadata is a JSON-LD graph: the folder with its visible files, the run that made them, its software, and a
-    property for each line on privacy.
+    The metadata is a JSON-LD graph: the folder with its visible files, the run, its software, and its privacy.
 
     Raises:
         InputError: If the folder has no results, or they cannot be read, or their date has another form.

@@ -1,8 +1,8 @@
 """Charts as PNG, SVG and PDF by matplotlib, without dates.
 
-A chart has panels, a panel has series, and a series has marks: points (x, y), joined by a line or not.  Published
-marks are values that a paper reports.  A chart may have named rows in place of numbers on its vertical axis.  A
-figure has the panels of one chart or several.
+A chart has panels, a panel has series, and a series has marks: points (x, y).  Published marks are values that a
+paper reports.  A chart may have named rows in place of numbers on its vertical axis.  A figure can have the panels
+of several charts.
 """
 
 import io
@@ -109,8 +109,7 @@ def plot_run(
 def render_svgs(folder: Path, results: Results) -> dict[str, str]:
     """Render the figures of `plot_run` as SVG texts by name, without an XML prologue.
 
-    References within a figure are to ids of its own, but for glyphs, so that one page can hold all figures.  Names
-    of groups, such as axes_1, repeat in every figure.
+    References within a figure are to ids of its own, but for glyphs, so that one page can hold all figures.
 
     Raises:
         InputError: If the folder has no history, or a damaged history or audit.
@@ -205,8 +204,7 @@ def plot_title(results: Results) -> str:
 def _charts_by_file(folder: Path, results: Results) -> dict[str, list[Chart]]:
     """Group charts by the name of their file.
 
-    Metrics by rounds share the file "curves" if they have one panel.  Both charts of noise share the file "noise".
-    Any other chart has a file of its own.
+    Metrics by rounds share the file "curves" if they have one panel, and charts of noise the file "noise".
     """
     charts_by_name: dict[str, list[Chart]] = {}
     for chart in make_charts(results, list(read_history(folder)), load_audit(folder)):
@@ -267,11 +265,7 @@ def make_figure(charts: Sequence[Chart], title: str | None = "", width: float | 
 
 
 def _fill_axes(axes: "Axes", chart: Chart, panel: Panel) -> None:
-    """Draw a panel's series, and set scales, limits, labels and ticks of its axes.
-
-    Ticks on the y axis are the names of the chart's rows, or else those of the scale.  Ticks on the x axis are
-    those of the chart, or else of the scale, without those whose labels would overlap.
-    """
+    """Draw a panel's series, and set scales, limits, labels and ticks of its axes."""
     for rank, series in enumerate(panel.series):
         _draw_series(axes, chart, series, rank)
     horizontal, vertical = chart.x_scale(panel, 0.0, 1.0), chart.y_scale(0.0, 1.0)
@@ -340,10 +334,7 @@ def _line_style(series: Series) -> dict[str, Any]:
 
 
 def _add_legend(figure: "Figure", charts: Sequence[Chart], *, is_below: bool) -> None:
-    """Add a legend of the series, and of published values, on the right or below the panels.
-
-    A name has one entry, even if series of several charts have it.
-    """
+    """Add a legend of the series, and of published values, on the right or below the panels."""
     from matplotlib.lines import Line2D
 
     handles: dict[str, dict[str, Any]] = {}

@@ -195,10 +195,8 @@ def _describe_composition(cells: Sequence[Mapping[str, Any]], relation: str, uni
 def _make_statement(cells: Sequence[Mapping[str, Any]], composition_note: str, choice: Sequence[str]) -> Statement:
     """Make the statement on cells that agree in trust, relation, noise, δ, unit and kind of guarantee.
 
-    The cells' claims are computed from the recorded releases, and not read from the stored figures.
-
     Args:
-        cells: Cells of results.json, at least one.  A cell whose run adds no noise has no claim.
+        cells: Cells of results.json, at least one.
         composition_note: Note on runs with secret noise together, or "" (`_describe_composition`).
         choice: Sentences on the choice of settings, for the assumptions.
     """
@@ -207,8 +205,8 @@ def _make_statement(cells: Sequence[Mapping[str, Any]], composition_note: str, c
     streams, unit = list(itertools.chain(*streams_by_cell)), streams_by_cell[0][0].unit
     claims = [compute_claim_from_data(cell["releases"]) for cell in cells]
     stated_claims = [claim for claim in claims if claim is not None]
-    # A paper's constants may charge a larger μ than exact counting of what a record moves.  Sentences on the
-    # smaller μ, each with the charged one for sorting.
+    # A paper's constants may charge a larger μ than exact counting does.  Sentences on the smaller μ, each with
+    # the charged one for sorting.
     counting_sentences = {
         (claim.guarantee.mu, claim.format_sentence("counted", delta))
         for claim in stated_claims
@@ -253,7 +251,7 @@ def _make_statement(cells: Sequence[Mapping[str, Any]], composition_note: str, c
             ),
             *(sentence for _, sentence in sorted(counting_sentences)),
             _SCHEDULE_ASSUMPTION.format(unit=unit.noun),
-            # A shipped table is described in the code, and every other one in its scenario.
+            # A scenario has the description of any table that is not shipped.
             *(
                 [_RANGES_ASSUMPTION]
                 if any(cell.get("scenario", {}).get("data", {}).get("table") for cell in cells)
@@ -348,10 +346,7 @@ _COMPARED_KEYS = ("algorithm", "model")
 
 @dataclass(frozen=True)
 class StoredAudit:
-    """Outcome of an audit, as far as a report shows it.
-
-    Source: `fedpriv.addons.audit.audit.Audit`.
-    """
+    """Outcome of an audit (`fedpriv.addons.audit.audit.Audit`), as far as a report shows it."""
 
     claimed_mu: float
     mu: float
@@ -382,13 +377,13 @@ class StoredAudit:
 def describe_power(sees: Mapping[str, float], trials: int) -> str:
     """Describe the loss of noise that an audit with this number of trials detects.
 
-    A share f of the noise is noise of standard deviation f σ in place of the σ that the plan has.  Shares are
-    rounded down to percents.  A family is a group of tests that share one probability of a false refutation.  A
-    family whose share is then 0 is left out.
+    A share f of the noise is noise of standard deviation f σ in place of the plan's σ.  A family is a group of
+    tests that share one probability of a false refutation.  Shares are rounded down to percents; those of 0 are
+    left out.
 
     Args:
-        sees: Largest share of the noise that is refuted with probability 95 %, by family of tests, or empty if no
-            share is known.
+        sees: Largest share of the noise that is refuted with probability 95 %, by family of tests, or empty if
+            unknown.
         trials: Number of trials of the audit.
     """
     if not sees:
@@ -436,7 +431,7 @@ def load_audit(folder: Path) -> StoredAudit | None:
         return TypeAdapter(StoredAudit).validate_python(
             {name: tree[name] for name in StoredAudit.__dataclass_fields__}
         )
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise InputError(
             f"{path}: not an audit of fedpriv ({type(error).__name__}: {' '.join(str(error).split())})"
         ) from None

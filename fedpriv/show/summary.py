@@ -67,10 +67,9 @@ METRICS = (
     Metric("test_specificity", "specificity (%)", 100.0, 1, 1),
     Metric("test_calibration_error_squared", "calibration error squared", 1.0, 4, 4),
 )
-"""Metrics of the whole federation, in the order of the columns, most of them on all test records.
+"""Metrics of the whole federation, in the order of the columns.
 
-Metrics in percent, such as accuracies, are stored as fractions.  All others, such as losses, are printed in the
-unit in which they are stored.
+Metrics in percent, such as accuracies, are stored as fractions.
 """
 
 
@@ -103,13 +102,11 @@ def find_metric(key: str) -> Metric | None:
 
 @dataclass(frozen=True)
 class Summary:
-    """Mean and spread of a metric over the seeds of a sweep point, in the printed unit.
-
-    `std` is the sample standard deviation (ddof = 1), or None for a single value.
-    """
+    """Mean and spread of a metric over the seeds of a sweep point, in the printed unit."""
 
     mean: float
     std: float | None
+    """Sample standard deviation (ddof = 1), or None for a single value."""
     seeds: int
     """Number of finished cells that have the metric, one for each seed."""
 
@@ -243,7 +240,7 @@ _SELF_EXPLANATORY_KEYS = (
 
 
 def short_names(keys: Iterable[str]) -> dict[str, str]:
-    """Return a short, unique name for each dotted key.
+    """Return a short name for each dotted key.
 
     The name is the key's symbol, or its last part, or for `SECTION.name` the section.  Keys whose short names
     coincide keep the dotted form.
@@ -320,8 +317,7 @@ def list_warnings(results: Results) -> list[str]:
 def describe_measurement(results: Results) -> str:
     """Describe in one line the seeds and engines of a run, and how far it is from published values.
 
-    The line also says why published values are hidden, whether table rows can share random numbers, and findings
-    of add-ons, as far as there is something to say.
+    Notes follow on hidden published values, on shared random numbers, and of add-ons, as far as there are any.
     """
     largest_differences = []
     for metric in published_metrics(results):
@@ -407,7 +403,7 @@ def list_caveats(cells: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return caveats on the figures of cells that share δ and unit, a sentence each.
 
     A caveat is a fact that weakens the pair (ε, δ), such as a δ of 1/n or more, with n the number of records of a
-    cell's smallest silo, or of its clients.  The largest ε and the largest known n of the cells decide.
+    cell's smallest silo, or of its clients.  The cells' largest ε and largest known n decide.
     """
     private = [cell for cell in cells if cell["epsilon"] is not None]
     if not private:
@@ -433,7 +429,7 @@ def describe_tuning(results: Results) -> list[str]:
 
     A row is a part of the sweep with a choice of its own.  A private choice takes the best of a random number of
     runs of μ-GDP.  Its cost is ε, without and with the run of the row's cell, as a range over the cells with
-    noise, at the smallest δ of these cells.  The list is empty if `fedpriv tune` chose nothing, and if no cell
+    noise, at the smallest δ of these cells.  The list is empty without a choice by `fedpriv tune`, and if no cell
     has noise.  The text has no ε if the choice was not private, or if a cell with noise has no μ, no row, or a
     row without a μ.
 

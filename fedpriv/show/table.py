@@ -137,7 +137,7 @@ def _grid_table(
     fixed: Mapping[str, Any],
     added_rows: Sequence[ExtraRow],
 ) -> TextTable:
-    """Make the table of a metric in the paper's form: rows and columns are the values of a swept key each.
+    """Make the table of a metric in a paper's form: rows and columns are the values of one swept key each.
 
     Args:
         results: Results of the run.
@@ -172,8 +172,8 @@ def _grid_table(
 def _format_figure(results: Results, metric: Metric, point: Mapping[str, Any]) -> str:
     """Format "mean ± std [published, measured - published]" of a metric at a sweep point.
 
-    Figures that do not exist are left out.  The text begins with "missing" if no finished cell has the metric.
-    It gives the number of seeds that have the metric if some have it and others do not.
+    Figures that do not exist are left out.  The text begins with "missing" if no finished cell has the metric, and
+    gives the number of seeds that have it if others do not.
     """
     comparison = compare_with_published(results, metric, point)
     measured, text, comparisons = comparison.measured, "missing", []
@@ -254,8 +254,7 @@ def _render_markdown(results: Results) -> str:
 def _align_columns(table: TextTable) -> str:
     """Render a Markdown table whose columns also align as plain text, labels left, figures right.
 
-    Every column is as wide as its longest text, and at least three characters.  Bars in texts are
-    escaped, and their lines joined.
+    Bars in texts are escaped, and lines of a text joined.
     """
     columns, rows = (
         [],

@@ -68,11 +68,7 @@ class PartyView:
 
 
 def describe_run(results: Results) -> str:
-    """Describe training, scores and privacy of a run, and whether its noise is secret, in one paragraph.
-
-    Noise is secret in a release, and has a public seed in a simulation.  A run that was resumed on another engine
-    can have cells of both kinds.
-    """
+    """Describe training, scores and privacy of a run, and whether its noise is secret, in one paragraph."""
     if not results.cells:
         return "No cell is finished yet."
     kinds = " ".join(sorted({cell["noise"] for cell in results.cells} - {"none"}))
@@ -87,10 +83,7 @@ def describe_run(results: Results) -> str:
 
 
 def _describe_training(results: Results) -> str:
-    """Name algorithms, models, data sets, participants and rounds of all finished cells in a sentence.
-
-    Of three or more algorithms it gives the number.  Participants are silos, or clients.
-    """
+    """Describe algorithms, models, data sets, participants and rounds of the finished cells in a sentence."""
     rows = dict.fromkeys(cell["scenario"]["algorithm"]["name"] for cell in results.cells)
     titles = [ALGORITHMS[name].title if name in ALGORITHMS else name for name in rows]
     algorithms = " and ".join(titles) if len(titles) < 3 else f"{len(titles)} algorithms"
@@ -117,11 +110,12 @@ def _describe_participants(results: Results) -> str:
 
 
 def _describe_scores(results: Results) -> str:
-    """Describe the best score, and the best score at the strictest guarantees if guarantees differ.
+    """Describe the run's best score, and the best at each strictest guarantee if guarantees differ.
 
-    A score is the mean over seeds at a finished sweep point.  The best one is the largest test accuracy, or the
-    smallest value of the first metric if the run has no test accuracy.  A guarantee is strictest if no other one
-    is stronger in trust, unit, relation, and μ, or ε and δ, together (`Strength`).
+    A score is the mean over seeds at a finished sweep point: the test accuracy, of which the largest is best, or
+    without one the first metric, of which the smallest is best.  Guarantees differ in several respects, such as
+    trust and ε.  One is strictest if no other guarantee of the run is at least as strong in all of them
+    (`Strength`), so that a run can have several.
     """
     metric = next(
         (candidate for candidate in run_metrics(results) if candidate.key == "test_accuracy"),
@@ -141,7 +135,7 @@ def _describe_scores(results: Results) -> str:
         for candidate in strengths
         if not any(stronger.is_stronger_than(candidate) for stronger in strengths)
     )
-    # Sorted by trust first, then by unit, relation and ε, so that the first one needs least trust.
+    # The first one in order needs least trust.
     for rank, strength in enumerate(strictest):
         optimum = _best_point(results, [p for p in finished if _find_strength(results, p) == strength], metric)
         place = (
@@ -156,20 +150,14 @@ def _describe_scores(results: Results) -> str:
 
 
 class Strength(NamedTuple):
-    """Strength of a guarantee, whose smaller fields are stronger.
-
-    Sorting puts less trust before a smaller ε.
-    """
+    """Strength of a guarantee, whose smaller fields are stronger."""
 
     trust: int
     """Level of trust that a silo has to place in others."""
     unit: int
     """0 for clients, 1 for persons, and 2 for records, which have fewer data."""
     relation: int
-    """0 for replace-one and 1 for zero-out, where the same figure says less.
-
-    An exchange of a unit is two zero-outs.
-    """
+    """0 for replace-one, and 1 for zero-out, where the same figure says less."""
     leakage: float
     """ε, or μ if the cells with noise have several δ and all of them have a μ."""
     delta: float
@@ -181,11 +169,7 @@ class Strength(NamedTuple):
 
 
 def _find_strength(results: Results, point: Mapping[str, Any]) -> Strength | None:
-    """Return the strength of a finished sweep point's first cell, or None for a point without noise.
-
-    A strength has trust, unit, relation, leakage and δ as numbers, and smaller ones are stronger.  The leakage is
-    μ if the cells with noise have several δ and all of them have a μ, and otherwise ε.
-    """
+    """Return the strength of a finished sweep point's first cell, or None for a point without noise."""
     cell = cells_at_point(results, point)[0]
     if cell["epsilon"] is None:
         return None
@@ -207,8 +191,7 @@ def _describe_privacy(results: Results) -> str:
     """Describe μ by the best guess of an attacker, or the largest ε and δ if a cell with noise has no μ.
 
     The best guess is the largest probability of guessing right which of two equally likely neighbours was used.
-    The figures are those of training.  A warning follows if some cells have no noise, and stands alone if none has
-    any.
+    A warning follows if some cells have no noise, and stands alone if none has any.
     """
     noisy_cells = [cell for cell in results.cells if cell["epsilon"] is not None]
     warning = "" if len(noisy_cells) == len(results.cells) else "A cell without noise protects nothing."
@@ -238,8 +221,8 @@ def list_party_views(results: Results) -> list[PartyView]:
 def _party_views_of_trust(name: str, cells: Sequence[Mapping[str, Any]]) -> list[PartyView]:
     """List client or silo, server or curator, and public with their data and knowledge in a trust setting.
 
-    A curator is server and silos in one.  Clients are those of a pool, to whose sum the server adds any noise.
-    Test records are the silos' own in cells that silos evaluate, and otherwise the server's.
+    A curator is server and silos in one.  Test records are the silos' own in cells that they evaluate, else the
+    server's.
 
     Args:
         name: Name of the trust setting.
@@ -357,8 +340,7 @@ def compare_folders(first: Path, second: Path) -> RunComparison:
 
     Differences are taken seed by seed.  A row has a sweep point of the first run, a metric, the number of common
     seeds, the mean in each run, and the mean difference with its standard error.  The point's counterpart is the
-    one sweep point of the second run that agrees in all keys which both runs sweep.  The result also has the
-    settings that no run sweeps and that differ between the first cells of the runs.
+    one sweep point of the second run that agrees in all keys which both runs sweep.
 
     Args:
         first: Folder of the first run.

@@ -10,9 +10,9 @@
 | models/NNNN.npy | published model of cell NNNN |
 | table.md | measured values, beside published ones if a paper reports some |
 
-A cell is one run: the settings of a scenario, with one value for each swept key and one seed.  Its record in the
-folder has a number, its scenario, its measurements, its claim of privacy, and a description of its releases (the
-vectors that were published, and their noise).
+A cell is one run of a scenario: a value of each swept key, and a seed.  Its record in the folder has a number, its
+scenario, its measurements, its claim of privacy, and a description of its releases (the vectors that were
+published, and their noise).
 """
 
 import json
@@ -126,9 +126,8 @@ class RunFolder(RunObserver):
         The scenario's section [tuned], which `fedpriv tune` writes, records how its settings were chosen, and so
         what their choice cost.
 
-        Guarantee: statements on all cells of the folder together count the cells of every invocation, since a
-        resumed run keeps its seeds and its [tuned]: once the folder has progress, a scenario without one of the
-        seeds, or with another [tuned] or none, is refused.
+        Guarantee: statements on all cells of the folder together count the cells of every invocation.  Once the
+        folder has progress, a scenario without one of its seeds, or with another [tuned] or none, is refused.
 
         Args:
             path: The folder.
@@ -136,10 +135,9 @@ class RunFolder(RunObserver):
             engine: Name of the engine.
             resume: Whether the folder may hold results of this run.
             rerun: Command that runs the same again, or None if it is not known.
-            fits: Fitted noise of the scenario, or None for none, stored so that a resumed run need not fit again.
-                A key is a request, the text of everything that the fit depends on (`FittedNoise.asked`).
-            group_cells: Function that groups the cells which the engine computes together, or None if it computes
-                each alone.
+            fits: Fitted noise of the scenario by request (`FittedNoise.asked`), or None for none.
+            group_cells: Function that groups the cells which the engine computes together, or None for single
+                cells.
             checkpoints: Checkpoints of the folder, which are checked, or None to check none.
             check_only: Whether the folder is read and checked alone, and nothing in it is written.  Points that
                 wait for a first step pass for stored ones that have taken it, whatever its result.
@@ -171,7 +169,7 @@ class RunFolder(RunObserver):
     def missing_by_batch(self) -> list[list[int]]:
         """Indices of the missing cells, by batch of seeds, without batches that miss no cell.
 
-        An engine gets one batch at a time, so that it rounds as in the invocation that added the seeds.
+        An engine that gets one batch at a time rounds as in the invocation that added the seeds.
         """
         return [
             missing
@@ -194,8 +192,8 @@ class RunFolder(RunObserver):
     def finished(self, place: int, finished: CellOutcome) -> None:
         """Store the outcome of a cell, so that a run which is killed afterwards keeps it.
 
-        The record goes to cells.jsonl at once.  results.json is written after the last cell, and otherwise if the
-        last time was more than a second ago.
+        The record goes to cells.jsonl at once, and to results.json after the last cell, or if this is over a
+        second old.
 
         Args:
             place: Number of the cell in the folder.
@@ -268,7 +266,6 @@ class RunFolder(RunObserver):
         stored_results, path = read_results(self.path), self.path
         check_copies(path, stored_results.versions, stored_results.cells)
         self._continue_run(stored_results)
-        # A cell whose model file is missing is run again.
         records = {cell["cell"]: dict(cell) for cell in stored_results.cells if (path / cell["model"]).exists()}
         for cell_index, record in records.items():
             check_cell(path, cell_index, resolve_cell(record["scenario"], str(path)), self.scenario)
@@ -289,8 +286,7 @@ class RunFolder(RunObserver):
         """Take the seed batches and the date of the stored run, and append a batch of the new seeds, if any.
 
         A batch has the seeds that one invocation brought.  The points of the scenario are ordered by batch, so
-        that finished cells keep their numbers.  Without new seeds the stored run's command is taken, too, if it
-        has one.
+        that finished cells keep their numbers.  Without new seeds the stored run's command, if any, is taken, too.
 
         Raises:
             InputError: The stored run is another one.
@@ -308,7 +304,7 @@ class RunFolder(RunObserver):
         self._date = stored_results.date
 
     def _drop_unfinished_history(self) -> None:
-        """Remove the history of unfinished cells, because cells that are run again would appear in it twice."""
+        """Remove the history of unfinished cells, which would appear in it twice."""
         path = self.path / "history.jsonl"
         finished_lines = [
             line for line in (read_history(self.path) if path.exists() else ()) if line["cell"] in self._records
@@ -392,10 +388,9 @@ def read_results(folder: Path) -> Results:
 
 
 def read_fits(folder: Path) -> dict[str, FittedNoise]:
-    """Read the noise mechanisms that were fitted for a run, which will be resumed.
+    """Read the noise mechanisms that were fitted for a run, by request (`FittedNoise.asked`).
 
     The result is {} if there is no results.json, or no fit in it.
-    The key of a fit is `FittedNoise.asked`, the text of everything that the fit depends on.
 
     Raises:
         InputError: results.json is no JSON object, or its fits are malformed.
@@ -404,17 +399,15 @@ def read_fits(folder: Path) -> dict[str, FittedNoise]:
     if not path.exists():
         return {}
     try:
-        fits = [FittedNoise(**fit) for fit in json.loads(path.read_text(encoding="utf-8")).get("fits", [])]
-        return {fit.asked: fit for fit in fits}
-    except (ValueError, TypeError, AttributeError, RecursionError) as error:
+        return {
+            fit["asked"]: FittedNoise(**fit) for fit in load_json(path.read_text(encoding="utf-8")).get("fits", [])
+        }
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise InputError(f"{path}: not a results file of fedpriv ({type(error).__name__}: {error})") from None
 
 
 def describe_engines(results: Results) -> str:
-    """List the engines that computed the cells, since a run can be resumed on another engine.
-
-    Without a finished cell this is the engine of the latest invocation.
-    """
+    """List the engines that computed the cells, or without cells the engine of the latest invocation."""
     return ", ".join(dict.fromkeys(str(cell["engine"]) for cell in results.cells)) or results.engine
 
 
@@ -425,16 +418,24 @@ def read_history(folder: Path) -> Iterator[Mapping[str, Any]]:
     which a killed run may leave, is skipped.
 
     Raises:
-        InputError: There is no history, or a line is no JSON object with a cell and a round.
+        InputError: There is no history, or a line is no JSON object with cell, round and metrics as numbers.
     """
     path = folder / "history.jsonl"
     if not path.exists():
         raise InputError(f"{folder}: no history.jsonl there; give a folder that `fedpriv run` wrote")
     for number, line in enumerate(read_complete_lines(path), start=1):
         try:
-            evaluation = json.loads(line)
-            _ = hash(evaluation["cell"]), evaluation["round"]
-        except (ValueError, KeyError, TypeError):
+            evaluation = load_json(line)
+            # `sum` refuses what is no number.  Values of swept keys, which have a dot, may be texts.
+            _ = (
+                range(evaluation["round"]),
+                sum(
+                    value
+                    for key, value in {"cell": evaluation["cell"], **evaluation}.items()
+                    if "." not in key or key.startswith("test_")
+                ),
+            )
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             raise InputError(f"{path}, line {number}: not an evaluation; take the line out") from None
         yield evaluation
 
@@ -442,17 +443,14 @@ def read_history(folder: Path) -> Iterator[Mapping[str, Any]]:
 def check_no_results(path: Path, *, resume: bool) -> None:
     """Raise InputError for a folder that holds results, unless they are to be resumed.
 
-    Evaluations and checkpoints of unfinished cells count as results.  A folder without results.json holds none.
+    Evaluations and checkpoints of unfinished cells count as results, beside a results.json only.
     """
     if not resume and (path / "results.json").exists() and _has_progress(path):
         raise InputError(f"{path} holds results already; give another --out, or --resume to resume there")
 
 
 def _has_progress(folder: Path) -> bool:
-    """Whether a run in the folder stored a cell, an evaluation or a checkpoint.
-
-    A run that could not start leaves none of these.
-    """
+    """Whether a run in the folder stored a cell, an evaluation or a checkpoint."""
     history = folder / "history.jsonl"
     return bool(
         read_results(folder).cells or (history.exists() and history.stat().st_size > 0) or find_checkpoints(folder)

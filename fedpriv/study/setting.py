@@ -44,8 +44,7 @@ from fedpriv.plan.sums import RunningSums
 class MechanismCost:
     """Cost of a mechanism: its noise, its sensitivity and its memory.
 
-    Noise is a standard deviation per coordinate.  An `error_…` is the standard deviation of the noise in a
-    released running sum.
+    An `error_…` is the standard deviation per coordinate of the noise in a released running sum.
     """
 
     sensitivity: Sensitivity
@@ -276,8 +275,7 @@ class AccountingSetting:
         """Compute the cost of several mechanisms at μ, by name.
 
         In a public order they are the mechanisms of fedpriv that need no fit.  With secret participation they are
-        independent noise for decay 0 and banded noise otherwise, and the target is the ε that μ-GDP gives at
-        `delta`.
+        independent noise for decay 0 and banded noise otherwise, and the target is the ε of μ-GDP at `delta`.
 
         Raises:
             InputError: `mu` is no finite number above 0, the participation cannot be accounted for, or no noise
@@ -288,7 +286,7 @@ class AccountingSetting:
         return {name: setting.cost_at_mu(mechanism, mu, delta) for name, setting, mechanism in candidates}
 
     def _amplified_mechanisms(self) -> Iterator[tuple[str, "AccountingSetting", Mechanism]]:
-        """Yield mechanisms that every secret participation amplifies, as (name, setting, mechanism).
+        """Yield mechanisms that secret participation amplifies, as (name, setting, mechanism).
 
         For decay 0 this is independent noise.  Otherwise it is banded noise with k bands, for k public groups of
         records, between which rounds alternate.  k is `groups`, or each of the up to eight smallest divisors of
@@ -389,8 +387,7 @@ def tabulate_mechanisms(
         max_vectors: Largest number of vectors in the state of a mechanism that "auto" selects, 0 or more.
 
     Raises:
-        InputError: `mu` is no finite number above 0, or no mechanism or no lower bound can be computed for the
-            workload.
+        InputError: `mu` is no finite number above 0, or no mechanism or no lower bound fits the workload.
     """
     # Of fitted mechanisms with one name and size, the first counts.
     candidate_by_key = dict[tuple[str, int], MechanismCandidate]()
@@ -422,8 +419,7 @@ def _mechanisms_by_name(workload: Workload, candidates: list[MechanismCandidate]
     """Return the mechanisms of a table by name, the fitted `candidates` last.
 
     Above 4,096 rounds T, mechanisms without a fit that keep T vectors or more are left out.  So is a fitted
-    mechanism that equals an earlier one.  If the name of a fitted one is taken, its number of vectors is added to
-    it.
+    mechanism that equals an earlier one.  A name that is taken gets the number of vectors added.
     """
     mechanism_by_name = {
         name: mechanism
@@ -451,8 +447,7 @@ _MAX_TIMED_VECTORS = 128
 def measure_seconds_per_round(mechanism: Mechanism, workload: Workload, dimension: int) -> float | None:
     """Measure the seconds in which a mechanism correlates one round of float32 noise, in one thread.
 
-    The measurement is the mean over up to 16 rounds after a warm-up.  The time to draw the fresh vectors is not
-    included.
+    The measurement is the mean over up to 16 rounds after a warm-up, without the time to draw fresh vectors.
 
     Args:
         mechanism: Mechanism of the noise.

@@ -1,14 +1,12 @@
 """Stored records of finished cells, checkpoints of unfinished ones, and checks of a resumed run.
 
-A cell is one run: the settings of a scenario, with one value for each swept key and one seed.  A record of
-results.json holds a cell's scenario, its measurements, a description of its releases (vectors that were published,
-and their noise), and its claim of privacy.
+A cell is one run of a scenario: a value of each swept key, and a seed.  A record of results.json holds a cell's
+scenario, its measurements, its releases (published vectors and their noise), and its claim of privacy.
 
 RUN_DIR/checkpoints has the last checkpoints of unfinished groups of cells.  Checkpoints hold sums without
 noise, so that their mode is 0600.
 
-A resumed run may add seeds, and may use another engine.  A cell keeps its number, and cells of added seeds are
-numbered after all others.
+A resumed run may add seeds, whose cells are numbered after all others.
 """
 
 import dataclasses
@@ -21,7 +19,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic import BaseModel, ConfigDict, PositiveInt, model_validator
 
 from fedpriv.accounting.gaussian import epsilon_of
 from fedpriv.claims.claim import add_external_first_step, claim_figures, compute_claim, evaluation_to_data
@@ -51,8 +49,8 @@ def privacy_data(
 ) -> dict[str, Any]:
     """Compute the privacy statement of a cell as data.
 
-    Its figures of ε and μ follow from the ledger `releases` and from a first step that was taken elsewhere
-    (`add_external_first_step`), and not from the target of the rounds.
+    Its ε and μ follow from the ledger `releases`, with a first step that was taken elsewhere
+    (`add_external_first_step`), and not from the target.
     """
     releases = add_external_first_step(releases, cell.budget.other_mu)
     claim, delta = compute_claim(releases), cell.privacy.delta
@@ -127,7 +125,7 @@ class CellRecord(BaseModel):
     """Release streams of the run as data, its ledger."""
     evaluation: dict[str, Any] | None = None
     """Entry on the federated evaluation by silos, with its claim for test records, or None without one."""
-    silos: int
+    silos: PositiveInt
     clients: int = 0
     """Number of clients, or 0 if the scenario sets none."""
     rounds: int
@@ -153,6 +151,10 @@ class CellRecord(BaseModel):
     """Share of this cell in the run time of its group, plus the time of its first step, in seconds."""
     engine: str
     """Name of the engine that computed the cell."""
+    participation: str = ""
+    """Title of the participation."""
+    learning: dict[str, Any] = {}
+    """Facts of an add-on on what the model learnt."""
     scenario: _CellScenario
     """Resolved scenario of the cell."""
     model: str
@@ -160,9 +162,11 @@ class CellRecord(BaseModel):
 
     @model_validator(mode="after")
     def _check_metrics(self) -> Self:
-        """Check that metrics whose names begin with test_ are numbers."""
+        """Check that metrics are numbers."""
         for name, value in (self.model_extra or {}).items():
-            if name.startswith("test_") and (isinstance(value, bool) or not isinstance(value, int | float)):
+            if name.startswith(("test_", "excess_risk", "gradient_norm", "goldstein")) and (
+                isinstance(value, bool) or not isinstance(value, int | float)
+            ):
                 raise ValueError(f"{name} = {value!r}: expected a number")
         return self
 
@@ -214,7 +218,7 @@ _CHECKPOINT_SUFFIX = ".npz"
 class CheckpointFolder(Checkpoints):
     """Checkpoints as files of a run folder.
 
-    If a checkpoint cannot be written, the observer is notified once, and the run continues.
+    The observer is notified of the first checkpoint that cannot be written, and the run continues.
     """
 
     def __init__(self, run: Path, observer: RunObserver) -> None:
@@ -254,8 +258,6 @@ class CheckpointFolder(Checkpoints):
     def keep(self, name: str, content: bytes) -> None:
         """Write a checkpoint, of mode 0600.
 
-        If it cannot be written, the run continues, and the observer is notified of the first such failure.
-
         Args:
             name: Name of the checkpoint, which gives the name of its file.
             content: Checkpoint as bytes.
@@ -290,12 +292,12 @@ def find_checkpoints(run: Path) -> Sequence[Path]:
     return sorted((run / _CHECKPOINT_FOLDER).glob(f"[!.]*{_CHECKPOINT_SUFFIX}"))
 
 
-_REMEDY = "give another --out, or the scenario and --set options it was started with; only seeds can be added"
-
-
 def other_run_error(folder: Path, difference: str) -> InputError:
     """Make the error for a folder that holds another run, with the difference."""
-    return InputError(f"{folder} holds another run: {sanitize_line(difference)}; {_REMEDY}")
+    return InputError(
+        f"{folder} holds another run: {sanitize_line(difference)}; "
+        "give another --out, or the scenario and --set options it was started with; only seeds can be added"
+    )
 
 
 def extend_seed_batches(

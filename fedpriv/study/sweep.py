@@ -1,8 +1,8 @@
 """Run the cells of a scenario that have no result yet, and write results as cells finish.
 
-A cell is one run: the settings of a scenario, with one value for each swept key and one seed.  A point is the cell
-with its values of the swept keys.  A scenario whose table is scaled privately has first steps: runs of one round
-that release the moments of the columns, with noise in a private run, before the rounds that use them.
+A cell is one run of a scenario: a value of each swept key, and a seed.  A point is the cell with its values of the
+swept keys.  A scenario whose table is scaled privately has first steps: runs of one round that release the moments
+of the columns, with noise in a private run, before the rounds that use them.
 """
 
 import json
@@ -68,8 +68,8 @@ def scale_scenario(
 ) -> tuple[Scenario, FirstSteps]:
     """Run the first steps of a scenario, and write the scaling of the columns into its cells.
 
-    A first step is a run whose model is the moments of the columns, as means over all rows that are read.
-    Divided by the public share of rows that count, they give the scaling.
+    The model of a first step is the moments of the columns, as means over all rows that are read.  Divided by the
+    public share of rows that count, they give the scaling.
 
     Args:
         scenario: Scenario of the run.
@@ -99,8 +99,7 @@ def _cell_text(cell: Cell) -> str:
 def lock_folder(folder: Path) -> Iterator[None]:
     """Create `folder` if it is missing, and lock it for this process.
 
-    A second file names the process for error messages.  Folders that did not exist before, and are empty in the
-    end, are removed.
+    Folders that did not exist before, and are empty in the end, are removed.
 
     Raises:
         InputError: Another run has the lock.
@@ -130,11 +129,7 @@ def lock_folder(folder: Path) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class RunOptions:
-    """Options of `fedpriv run` and `fedpriv.run`, except for the scenario and displays.
-
-    A run with `workers` has the models and metrics of one without, if the workers have processors of the same kind
-    and the same files.
-    """
+    """Options of `fedpriv run` and `fedpriv.run`, except for the scenario and displays."""
 
     engine: str = "vectorized"
     """Name of the engine, a key of `ENGINES`."""
@@ -147,7 +142,7 @@ class RunOptions:
     workers: Workers | None = None
     """Worker processes that run groups of cells, or None without them."""
     overrides: Sequence[str] = ()
-    """Overrides as KEY=VALUE texts, which the scenario contains already."""
+    """Overrides as KEY=VALUE texts, which are applied to the scenario already."""
     imports: Sequence[Path] = ()
     """Files that define the user's algorithms, models and data."""
 
@@ -159,7 +154,7 @@ class RunOptions:
     def format_command(self, scenario: str) -> str:
         """Format the command line that runs a scenario file with these options.
 
-        The options --out, --resume, --workers and --ray, which define no cell, are left out.
+        The options --out, --resume, --workers and --ray are left out.
         """
         options = [
             *([] if self.engine == "vectorized" else [("--engine", self.engine)]),
@@ -183,8 +178,8 @@ def run_sweep(
     """Run the cells of a scenario that have no result yet, and return the folder with the results.
 
     A run that is stopped leaves a folder that can be resumed, also with more seeds.  Unfinished cells then
-    continue from their checkpoints, if the engine writes checkpoints.  Cells that the engine computes together are
-    computed again if one of them is missing.
+    continue from their checkpoints, if there are any.  A group of cells is computed again if one of them is
+    missing.
 
     Args:
         scenario: Scenario of the run.
@@ -263,7 +258,7 @@ def run_sweep(
 def estimate_run_memory(scenario: Scenario, options: RunOptions) -> MemoryNeed | None:
     """Estimate the memory of a run, after checking its scenario, and check that there is as much.
 
-    The result is None for an engine whose processes are not this program's.
+    The result is None for an engine with processes of its own.
 
     Raises:
         InputError: The scenario cannot be run with records of this machine, or there is too little memory.
@@ -276,10 +271,7 @@ def estimate_run_memory(scenario: Scenario, options: RunOptions) -> MemoryNeed |
 
 
 def _run_single_cell(engine: Engine, cell: Cell) -> CellOutcome:
-    """Run one cell, by itself and without observers.
-
-    A first step is run in this way only, so that its roundings do not depend on the other cells of a scenario.
-    """
+    """Run one cell without observers, and by itself, so that its roundings do not depend on other cells."""
     (outcome,) = engine([cell], RunObserver())
     return outcome.cell_outcome
 
@@ -287,8 +279,8 @@ def _run_single_cell(engine: Engine, cell: Cell) -> CellOutcome:
 def find_free_folder(name: str, *, resume: bool = False) -> Path:
     """Find the first of runs/NAME, runs/NAME-2, …, runs/NAME-1001 that has no results.json.
 
-    If all have one, the last folder is returned.  With `resume`, find the last of the first 1,000 folders that has
-    one, if there is one.
+    If all have one, the last folder is returned.  With `resume`, find the last of the first 1,000 with one, if
+    any.
     """
     paths = [Path("runs") / (name if number == 1 else f"{name}-{number}") for number in range(1, 1002)]
     used_paths = [path for path in paths[:-1] if (path / "results.json").exists()]

@@ -15,6 +15,7 @@ from fedpriv.core.errors import InputError
 from fedpriv.engines.vectorized.checkpoints import SimulationCheckpoint, pack_checkpoint
 from fedpriv.scenario.load import Scenario, parse_scenario
 from fedpriv.scenario.schema import Cell
+from fedpriv.show.statement import load_audit
 from fedpriv.show.summary import describe_measurement
 from fedpriv.study.results import RunFolder, describe_engines, read_fits, read_history, read_results
 from fedpriv.study.stored import CheckpointFolder
@@ -211,6 +212,12 @@ def test_a_cell_group_with_a_missing_cell_is_computed_again_as_a_whole(tmp_path:
         (("cells", 0, "fraction_clipped"), {}),
         (("cells", 0, "test_loss"), "low"),
         (("cells", 0, "unread"), "x"),
+        (("cells", 0, "excess_risk"), "low"),
+        (("cells", 0, "gradient_norm"), None),
+        (("cells", 0, "goldstein"), [1]),
+        (("cells", 0, "silos"), 0),
+        (("cells", 0, "participation"), [1]),
+        (("cells", 0, "learning"), 5),
         (("axes",), {"privacy.rho": [1.0]}),
         (("published",), 7),
         (("published",), {"row_values": [], "column_values": [], "withheld": [1]}),
@@ -240,3 +247,29 @@ def test_a_cell_of_a_negative_number_and_a_history_of_lists_are_refused(tmp_path
     change_results(tmp_path, ("cells", 0, "cell"), -1)
     with pytest.raises(InputError, match="its cell -1 differs"):
         folder(tmp_path, resume=True)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "[" * 100_000,
+        '{"cell": 0, "round": [1], "test_loss": 1.0}',
+        '{"cell": 0, "round": null, "test_loss": 1.0}',
+        '{"cell": "0", "round": 1, "test_loss": 1.0}',
+        '{"cell": 0, "round": 1, "test_loss": "1.0"}',
+        '{"cell": 0, "round": 1, "test_loss_at_a.b": null}',
+        f'{{"cell": 0, "round": 1, "test_loss": {"9" * 400}}}',
+    ],
+)
+def test_a_history_with_values_that_are_no_numbers_is_refused_in_one_line(tmp_path: Path, line: str) -> None:
+    """A report of such a history ended in a traceback."""
+    good = '{"cell": 0, "algorithm.trust": "untrusted", "seed": 0, "round": 1, "test_loss": NaN}'
+    (tmp_path / "history.jsonl").write_text(f"{good}\n{line}\n", encoding="utf-8")
+    with pytest.raises(InputError, match="line 2: not an evaluation"):
+        list(read_history(tmp_path))
+
+
+def test_an_audit_that_is_nested_too_deeply_is_refused_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "audit.json").write_text("[" * 100_000, encoding="utf-8")
+    with pytest.raises(InputError, match="not an audit of fedpriv"):
+        load_audit(tmp_path)

@@ -1,7 +1,6 @@
 """Advice on algorithm, batch, clip, step, rounds and trust, from public facts alone.
 
-No record is read, because the advice is a function of `Facts`.  docs/advise.md has the measurements behind the
-constants.
+No record is read, because the advice is a function of `Facts`.  The measurements: docs/advise.md.
 
 | here | meaning |
 |---|---|
@@ -15,8 +14,7 @@ constants.
 
 For a network of d parameters the advice is DP-Adam, whose step sets the size of every coordinate's move in a
 round, and F is not used.  There q = n μ / √(m T d).  Under zero-out it is the ratio of the largest mean of clipped
-gradients to the norm of its noise in one of T rounds.  Under replace-one the noise is twice as large, the ratio
-half of q.
+gradients to the norm of its noise in one of T rounds.  Under replace-one the ratio is half of q.
 """
 
 import json
@@ -150,10 +148,7 @@ class Facts:
     sequence: bool = False
 
     def __post_init__(self) -> None:
-        """Refuse facts outside of the ranges for which advice is computed.
-
-        The trust setting and the relation are checked by `advise_on_facts`.
-        """
+        """Refuse facts outside of the ranges for which advice is computed."""
         _check_integer("silos", len(self.sizes), 1, 100_000)
         for silo, size in enumerate(self.sizes):
             _check_integer(f"records of silo {silo}", size, 1, 10**9)
@@ -185,16 +180,13 @@ class Facts:
 
 
 def _check_integer(name: str, value: object, low: int, high: int, more: str = "") -> None:
-    """Raise InputError unless a fact is an `int` from `low` to `high`, and of no subclass.
-
-    `more` is added to the message.
-    """
+    """Raise InputError, with `more` at its end, unless a fact is an `int` from `low` to `high`."""
     if type(value) is not int or not low <= value <= high:
         raise InputError(f"advise: {name} = {value!r}: expected a whole number from {low:,} to {high:,}{more}")
 
 
 def _check_number(name: str, value: object, low: float, high: float) -> None:
-    """Raise InputError unless a fact is an `int` or `float` from `low` to `high`, and of no subclass."""
+    """Raise InputError unless a fact is an `int` or `float` from `low` to `high`."""
     if type(value) not in (int, float) or not low <= value <= high:  # type: ignore[operator]
         raise InputError(f"advise: {name} = {value!r}: expected a number from {low:g} to {high:g}")
 
@@ -236,11 +228,7 @@ class Forecast:
 
     @property
     def sentence(self) -> str:
-        """Forecast as a text for a person.
-
-        A linear model whose q is below `MIN_Q` gets a warning, and any other one for classes a note on predicting
-        a constant.
-        """
+        """Forecast as a text for a person."""
         coordinate_std, vector_norm = format_upper(self.std, 3), format_upper(self.norm, 3)
         if self.is_network:
             return (
@@ -286,8 +274,8 @@ class Advice:
         header [privacy].  The key "table", the description of the columns, becomes the section [data.table].
 
         Args:
-            notes: Comment lines below the header of a section, by the section's name.  A note on "privacy" takes
-                the place of the forecast.
+            notes: Comment lines below the header of a section, by the section's name.  A note on "privacy"
+                replaces the forecast.
 
         Raises:
             ValueError: If "table" is no description of columns.
@@ -315,12 +303,9 @@ def format_comment(text: str) -> str:
 
 
 def advise_on_facts(facts: Facts, data: Mapping[str, Any] | None = None, name: str = "advised") -> Advice:
-    """Advise on settings for these facts.
+    """Advise on settings for these facts, and plan a run of them for its ε and its noise.
 
-    A run with the advised numbers is planned without data, for its ε and for the forecast of the noise.
-
-    Guarantee: nothing is read but the arguments: facts, and the key-value pairs of [data], whose files are not
-    opened.
+    Guarantee: nothing is read but the arguments: facts, and the keys of [data], whose files are not opened.
 
     Args:
         facts: Public facts of the federation.
@@ -384,8 +369,7 @@ def _choose_numbers(facts: Facts) -> _AdvisedNumbers:
     result is that of the rounded numbers.
 
     A network has clip 1, 100 rounds and the step 0.02, or 0.05 if recurrent or attention layers read numbers.  The
-    step is shorter for many parameters and longer for fewer rounds.  A limit on rounds in the facts comes before
-    these numbers.
+    step is shorter for many parameters and longer for fewer rounds.  The rounds are at most those of the facts.
     """
     q, max_norm = _find_q(facts), math.hypot(facts.norm, 1.0)
     if facts.parameters is not None:
@@ -419,10 +403,7 @@ def _round_to_three_digits(value: float) -> float:
 
 
 def _make_tree(facts: Facts, settings: _AdvisedNumbers, data: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """Make the scenario of the advised numbers, in which every round reads all units of each silo.
-
-    So there are as many epochs as rounds.  A network is named `NETWORK_NAME`, which the user registers.
-    """
+    """Make the scenario of the advised numbers, in which every round reads all units of each silo."""
     privacy = {"relation": facts.relation, "epsilon": float(facts.epsilon), "delta": float(facts.delta)}
     if facts.unit != RECORD.name:
         privacy |= {"unit": facts.unit, "records": facts.records_of_person}
@@ -488,8 +469,7 @@ def _make_forecast(facts: Facts, settings: _AdvisedNumbers, plan: Plan) -> Forec
     """Compute the forecast from the plan.
 
     A linear model adds up step · noise over all rounds.  For a real target the output is the average of the
-    models, whose noise is about that of this sum over √3 in many rounds, and more in a few.  For a network the
-    forecast is of a single round's mean gradient.
+    models, whose noise is about that of this sum over √3 in many rounds, and more in a few.
     """
     if facts.parameters is not None:
         std = plan.noise.std_in_mean
@@ -523,9 +503,8 @@ def _explain_settings(
 def _describe_alternatives(facts: Facts, forecast: Forecast) -> tuple[str, ...]:
     """Describe what secure aggregation, more rounds and a secret order gain, and warn of a large δ.
 
-    Secure aggregation is left out where the noise has a single source already.  δ is large if its product with the
-    number of units of the largest silo is 1 or more, because a release that shows each unit with probability δ
-    would then be expected to show one.
+    δ is large if its product with the number of units of the largest silo is 1 or more, because a release that
+    shows each unit with probability δ would then be expected to show one.
 
     Args:
         facts: Public facts of the federation.
@@ -646,12 +625,11 @@ def as_advised(
 ) -> dict[str, Any]:
     """Return a scenario with advised algorithm, rounds, clip and step, whose rounds read whole silos.
 
-    Facts come from the settings, the scenario and the data.  If the settings have several swept values of ε or
-    trust, the advice is for the smallest ε and the first trust.  The scenario is returned unchanged if it is
-    another one than the shipped own-data, if the program sets a key that excludes the advice, such as another
-    algorithm, or if the facts allow none.  A number of rounds that the program sets is kept, with a shorter step
-    if the advice has fewer rounds.  Other settings, such as a clip, replace the advised ones later.  A warning
-    comes with the advice if the server is trusted by the scenario alone.
+    Facts come from the settings, the scenario and the data.  If the settings sweep ε or trust, the advice is for
+    the smallest ε and the first trust.  The scenario is returned unchanged if it is another one than the shipped
+    own-data, if the program sets a key that excludes the advice, such as another algorithm, or if the facts allow
+    none.  A number of rounds that the program sets is kept, with a shorter step if the advice has fewer.  A
+    warning is issued if the server is trusted by the scenario alone.
 
     Guarantee: of `data` the number of records, their width and `class_count` decide; no record does, and no label
     other than by `class_count`, which `make_dataset` infers from the labels unless the program gives it.  Of

@@ -1,11 +1,7 @@
 """Commands that write a first scenario: `fedpriv data inspect`, `fedpriv advise` and `fedpriv init`.
 
-`inspect` describes a table, and with --out writes a scenario and policies.  `advise` recommends settings for
-public facts.  `init` makes a folder to start from.
-
 A *unit* is what a run protects: a record, or a person with all records.  A *policy* is a file in which a silo
-allows runs.  A *schema* describes a table: target, sites, persons and the columns of features with their ranges or
-words.
+allows runs.  A *schema* describes a table: target, sites, persons and features with their ranges or words.
 """
 
 import contextlib
@@ -345,8 +341,7 @@ def _make_files(
         unit: Keys of [privacy] for persons with several records, empty for records.
         out: Folder of the files, from which the scenario names a table of relative path.
         shards: Description of each joined file by its path, or empty for one file.  A silo's policy names the
-            file whose name up to the first dot is the silo's site, and otherwise silo-N.csv, which the silo has
-            to provide.
+            file whose name up to the first dot is the silo's site, and otherwise silo-N.csv.
     """
     from fedpriv.addons.begin.advise import advise_on_table
     from fedpriv.plan.task import make_schema_task
@@ -497,9 +492,8 @@ def _make_starter_sections(name: str) -> str:
 def create_folder(folder: Path, *, is_comparison: bool = False) -> list[Path]:
     """Write the starter files into a new folder, whole or not at all, and return their paths.
 
-    The folder has a scenario, with the numbers that are advised for softmax regression, an algorithm, a model, a
-    notebook and a README.md.  In the sources NAME stands for the scenario's name, and a line "# ADVISED" for the
-    advised sections.
+    In the sources NAME stands for the scenario's name, and a line "# ADVISED" for sections with the numbers that
+    are advised for softmax regression.
 
     Args:
         folder: Folder to make, whose name becomes that of the scenario.

@@ -55,11 +55,7 @@ _REMEDIES = (
 
 @dataclass(frozen=True)
 class ColumnSummary:
-    """Summary of a column of numbers or words.
-
-    A column of numbers has a `span`, its range.  A column of numbers with a few odd cells has `odd_cells` and no
-    span.
-    """
+    """Summary of a column of numbers, with a `span`, or of words, or of numbers with a few odd cells."""
 
     name: str
     records: int
@@ -107,8 +103,7 @@ class ColumnSummary:
 
         Numbers are described by their range, and by how detection limits and percents are read.  Words are
         described by their number and the most frequent ones, and odd cells by a few of them.  A remedy is added to
-        words that look like dates or like numbers with commas.  Of a column with more than 10,000 distinct texts,
-        whose `words` are empty, a line has only the range or the number.
+        words that look like dates or like numbers with commas.  Without listed `words` the line has no examples.
         """
         gaps = f", {self.missing} missing" if self.missing else ""
         if self.odd_cells:
@@ -174,9 +169,8 @@ def summarize_columns(table: RawTable) -> list[ColumnSummary]:
 def _summarize_column(table: RawTable, name: str, cells: CellColumn) -> ColumnSummary:
     """Summarize a column as numbers, as numbers with some odd cells, or as words.
 
-    A column of "true" and "false" is one of words, and so is a column of missing cells only.  Cells that are no
-    numbers are odd if the column has ten different numbers or more, and if they are at most a tenth of its present
-    cells.
+    A column of "true" and "false" is one of words, and so is one of missing cells only.  Cells that are no numbers
+    are odd if the column has ten different numbers or more, and they are at most a tenth of its present cells.
 
     Args:
         table: The table, which locates the rows of odd cells in its file.

@@ -39,7 +39,7 @@ def join_files(paths: Sequence[Path], formats: Sequence[CellFormat], site: str |
 
     The table has the columns that all files have.  A column that some files lack is listed as unreadable, with the
     reason.  If `site` is None, a column of sites is added, with the name of a record's file up to the first dot.
-    It is called "site", or has another name if a file has a column of this name, even one that cannot be read.
+    It is called "site", or has another name if a file has such a column.
 
     Args:
         paths: Files of the table.
@@ -47,8 +47,8 @@ def join_files(paths: Sequence[Path], formats: Sequence[CellFormat], site: str |
         site: Column of sites in each file, or None if each file is a site.
 
     Raises:
-        InputError: A file cannot be read, two files have one name up to its first dot, or the table would have a
-            single column or none.
+        InputError: A file cannot be read, two files have one name up to its first dot, or the table would have one
+            column or none.
     """
     tables = [read_raw_table(path, cell_format) for path, cell_format in zip(paths, formats, strict=True)]
     stems = [path.name.split(".")[0] for path in paths]

@@ -1,8 +1,7 @@
 """Checkpoints from which a killed simulation resumes.
 
-A cell is one run: the settings of a scenario, with one value for each swept key and one seed.  A checkpoint is
-bytes: a JSON header and the arrays of tensors, without code.  States are trees of tensors, numbers, texts, None,
-tuples, named tuples and dataclasses.
+A cell is one run of a scenario: a value of each swept key, and a seed.  A checkpoint is bytes: a JSON header and
+the arrays of tensors, without code.  States are trees of tensors, plain values, tuples and dataclasses.
 """
 
 import dataclasses
@@ -43,7 +42,7 @@ class Checkpoints:
         """Store `content` under this name, and replace an earlier checkpoint."""
 
     def drop(self, name: str) -> None:
-        """Delete the checkpoint of this name, after the outcomes of its cells are written."""
+        """Delete the checkpoint of this name."""
 
 
 NO_CHECKPOINTS = Checkpoints()
@@ -82,7 +81,7 @@ class CheckpointHeader(NamedTuple):
 
 
 def installed_versions() -> dict[str, str]:
-    """Return the versions of the packages that compute a simulation and its noise, by name."""
+    """Return the versions of packages that decide the numbers of a simulation, by name."""
     return {name: metadata.version(name) for name in ("fedpriv", "torch", "numpy", "scipy", "cryptography")}
 
 
@@ -129,9 +128,7 @@ def read_header(content: bytes) -> CheckpointHeader:
 
 
 def unpack_checkpoint(content: bytes, like: Any, device: torch.device) -> SimulationCheckpoint:
-    """Unpack a checkpoint that `pack_checkpoint` packed.
-
-    Versions are not compared here, but with `CheckpointHeader.why_unusable`.
+    """Unpack a checkpoint that `pack_checkpoint` packed, whatever its versions.
 
     Args:
         content: Packed checkpoint.
@@ -152,8 +149,7 @@ def unpack_checkpoint(content: bytes, like: Any, device: torch.device) -> Simula
 def _parse_checkpoint(content: bytes) -> Iterator[tuple[dict[str, Any], Mapping[str, NDArray[Any]]]]:
     """Yield the header of a packed checkpoint, as parsed JSON, and its arrays by name.
 
-    The arrays of tensors are named "array0", "array1", ….  They are read within the block, so that a read error
-    in it counts as damage, too.
+    The arrays of tensors are named "array0", "array1", ….  They are read in the block, whose errors are damage.
 
     Raises:
         ValueError: The checkpoint has another format or is damaged.

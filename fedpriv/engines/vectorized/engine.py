@@ -1,17 +1,16 @@
 """Vectorized engine: cells of a sweep with the same parts, computed together.
 
-A cell is one run: the settings of a scenario, with one value for each swept key and one seed.  Its plan has the
-public numbers of the run.  The replicates are the cells of a group.  Their data, model, rounds and silos are the
-same, and so are the kinds of their estimators, mechanisms and optimizers.  They may differ in seeds, in numbers
-such as the clip, in trust setting and neighbouring relation, and in absences.
+A cell is one run of a scenario: a value of each swept key, and a seed.  Its plan has the run's public numbers.
+The replicates are the cells of a group.  Their data, model, rounds and silos are the same, and so are the kinds of
+their estimators, mechanisms and optimizers.  They may differ in seeds, in numbers such as the clip, in trust
+setting and neighbouring relation, and in absences.
 
 In a round, silos form the clipped contributions of their records at a query (increments) and keep their running
 sum, which is released with the noise of a mechanism.  A silo that does not reply in a round is absent.
 
-The replicate is the leading axis.  Silos that take local steps are computed one after another, and all others at
-once.  The running sum and the mechanism are linear, so that only their weighted mean over these silos is kept: the
-increments of all silos' records are formed together, and the mean of the silos' noise vectors is drawn
-(`NoiseFeed`).
+The replicate is the leading axis.  Silos that take local steps are computed one after another.  Of other silos
+only the weighted mean is kept, because running sum and mechanism are linear: the increments of all silos' records
+are formed together, and the mean of the silos' noise vectors is drawn (`NoiseFeed`).
 
 A group of replicates stores its state from time to time (`GroupCheckpoints`), and a killed run resumes from it.
 """
@@ -98,8 +97,7 @@ class GroupCheckpoints:
     def keep(self, checkpoint: SimulationCheckpoint) -> None:
         """Store a checkpoint, and schedule the next one.
 
-        The time until the next one is long in comparison with the time to write this one.  If the state cannot be
-        packed, the observer is notified, and the group continues without further checkpoints.
+        If the state cannot be packed, the observer is notified, and the group continues without checkpoints.
         """
         start = time.perf_counter()
         try:
@@ -121,7 +119,7 @@ def find_device(name: str) -> torch.device:
 
     Raises:
         InputError: torch knows no device of this name.
-        RunError: The device cannot be used here, for example because torch lacks its module, as it may for "hpu".
+        RunError: The device cannot be used here.
     """
     try:
         device = torch.device(name)
@@ -311,8 +309,8 @@ class _ReplicateGroup:
     def iterate_states(self, states: _GroupState, first_round: int) -> Iterator[_GroupState]:
         """Compute rounds from `first_round` on, starting from `states`, and yield the state after each.
 
-        Round t forms the mean of the silos' noisy releases for the query x_t, (replicates, d), and the optimizer
-        computes x_{t+1} from it.
+        Round t forms the mean of the silos' noisy releases for the query x_t, (replicates, d), from which the
+        optimizer computes x_{t+1}.
 
         Raises:
             RunError: The query moved farther than the mechanism's sensitivity assumes.  Errors of a user's model
@@ -383,9 +381,9 @@ class _ReplicateGroup:
     def _round_batches(self, first_round: int) -> Iterator[RoundBatch]:
         """Gather the records and weights of each round from `first_round` on.
 
-        A record's weight is p_i, the weight of its silo in the mean, divided by the number of the silo's records
-        that the round reads (the expected number if records are sampled), or 0 if the record does not count or its
-        silo is absent.  If units of protection have several records, units take the place of records.
+        A record's weight is the weight of its silo in the mean, divided by the number of the silo's records that
+        the round reads (the expected number if records are sampled), or 0 if the record does not count or its silo
+        is absent.  If units of protection have several records, units take the place of records.
         """
         (train, presence), plan = (self._task.train, None), self._plan
         if plan.unit.max_records == 1:  # for units of several records, `PerUnit` masks absent records
@@ -420,10 +418,8 @@ class _ReplicateGroup:
     ) -> Iterator[RoundBatch]:
         """Gather the batches of sampled rounds, padded with records of weight 0.
 
-        The records of a batch are None if no replicate reads any in its round.
-
-        Records are sorted by silo if silos take local steps or may be absent, or if increments may depend on more
-        than the contents of the batch, such as the silo.
+        The records of a batch are None if no replicate reads any in its round.  Records are sorted by silo if
+        silos take local steps or may be absent, or if increments may depend on more than the batch's contents.
 
         Args:
             train: Training records on the device.
@@ -448,8 +444,7 @@ class _ReplicateGroup:
     def _evaluate(self, t: int, number: int, model: Tensor) -> list[dict[str, float]]:
         """Evaluate the models after round t, report the metrics of each cell, and return them.
 
-        With federated evaluation the metrics are those of the silos' test records, otherwise those of the test
-        set.
+        Metrics are those of the silos' test records with federated evaluation, else those of the test set.
 
         Args:
             t: Round.

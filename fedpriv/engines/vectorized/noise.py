@@ -9,9 +9,9 @@ rounds of records are drawn, rows are padded to one width with records of weight
 
 Noise: `NoiseFeed` draws the mean of the parties' fresh noise vectors, Σ_j p_j σ_j z_{j,t}.  Here z_{j,t}, (d,), is
 the standard normal vector of party j in round t of T, σ_j the standard deviation of its noise, and p_j its weight
-in the mean.  A mechanism may take several vectors in a round: the vector's number, from 0, is called its node.
-The sum with the relative weights p_j σ_j / (p_1 σ_1) is a noise stream, and p_1 σ_1 is the amplitude of a
-replicate.  Replicates can share a stream, each with its own amplitude.
+in the mean.  If a mechanism takes several vectors in a round, the number of a vector, from 0, is called its node.
+The sum with the relative weights p_j σ_j / (p_1 σ_1) is a noise stream, which replicates can share, each with its
+own amplitude p_1 σ_1.
 """
 
 import itertools
@@ -101,9 +101,9 @@ class OrderedBatches:
         A round has B records for each replicate, (replicates, B, ...), sorted by silo.  Weights are (B,), or
         (replicates, B) with `presence`.  A round without batches has no records, and weights (0,).
 
-        Consecutive rounds with the same number of batches are gathered in blocks.  If blocks have one round, a
-        block is used again while rounds read the same batches.  The blocks do not depend on `first_round`, so that
-        records have the same memory layout as in a run from round 1.
+        Consecutive rounds with the same number of batches are gathered in blocks, which do not depend on
+        `first_round`, so that records have the same memory layout as in a run from round 1.  A block of one round
+        is used again while rounds read the same batches.
         """
         features, labels = self._train
         rounds_per_block = max(1, _MAX_GATHERED_VALUES // (self._record_indices[0].numel() * features[0].numel()))
@@ -143,8 +143,7 @@ class OrderedBatches:
     def _weights_by_round(self, weights: Tensor, index: Tensor) -> Iterable[Tensor]:
         """Return the weights of each round, with 0 for records that do not count.
 
-        They are (replicates, records).  Without `presence` all records count, and the same weights, (records,),
-        are repeated without end.
+        They are (replicates, records).  Without `presence` the same weights, (records,), are repeated without end.
 
         Args:
             weights: Weights of the records of a round, (records,).
@@ -234,10 +233,9 @@ class SampledBatches:
 
         Args:
             schedule: Participation of the records.
-            seeds: For each replicate the seed of its records and the seed of its noise, from which the selection
-                of records follows, too.
-            rows_by_seed: For each seed of records the indices of each silo's training records, in the order of
-                the silo's row indices.
+            seeds: For each replicate the seed of its records and the seed of its noise and selections.
+            rows_by_seed: For each seed of records the indices of each silo's training records, in the silo's
+            order.
             silo_weights: Weight of each silo in the mean over silos.
             batch_sizes: Number of records of each silo in a batch, expected if sampled.
             by_silo: Whether each silo has its own columns, as local steps and absent silos need them.
@@ -258,8 +256,8 @@ class SampledBatches:
         """Draw the participating records and their weights in each round from `first_round` on.
 
         A draw is one selection of records for all replicates with the same seeds.  Each silo has columns of its
-        own if `by_silo`, and otherwise all silos share the columns.  The number of columns is that of the draw
-        with the most records there, and other draws are padded with records of weight 0.
+        own if `by_silo`, and otherwise all silos share the columns, as many as the largest draw needs.  Other
+        draws are padded with records of weight 0.
         """
         for t in range(first_round, self._schedule.rounds + 1):
             selections = [self._select_rows(randomness, t) for randomness in self._sampling_randomness]
@@ -312,7 +310,7 @@ def aggregate_noise(noise: Noise) -> Noise:
     """Replace all noise sources by one whose noise in the mean has the same distribution.
 
     The variance is Σ_j p_j² σ_j² over the noise sources j.  If silos add the noise, the replacement is valid only
-    while no silo is absent, and no message of a single silo is read.  Noise without sources is returned unchanged.
+    while no silo is absent, and no single message is read.  Noise without sources is returned unchanged.
     """
     return Noise((NoiseSource(_AGGREGATE_PARTY, noise.std_in_mean, 1.0),)) if noise.sources else noise
 
@@ -397,9 +395,8 @@ class NoiseFeed:
     def rounds_from(self, first_round: int) -> Iterator[Tensor]:
         """Yield the noise of each round from `first_round` on, in the shape that the class documents.
 
-        Vectors are drawn in blocks of rounds, which do not depend on `first_round`.
-        Round 1 is its own block, and no later block is drawn before round 1 is consumed.  A timer that starts
-        after round 1 then includes all draws of later rounds.
+        Vectors are drawn in blocks of rounds, which do not depend on `first_round`.  Round 1 is its own block, and
+        no later block is drawn before it is consumed, so that a timer that starts then includes all later draws.
         """
         skip_count = 0 if first_round == 1 else (first_round - 2) % self._block_rounds
         return itertools.islice(self._prefetch(first_round - skip_count), skip_count, None)
@@ -407,8 +404,7 @@ class NoiseFeed:
     def _prefetch(self, first_round: int) -> Iterator[Tensor]:
         """Yield the noise of each round from `first_round` on, which must be the first round of a block.
 
-        On the CPU a thread draws blocks in advance, from round 2 on.  Round 1 is a block of its own, drawn without
-        the thread, so that it need not wait for a long block.
+        On the CPU a thread draws blocks in advance, from round 2 on.
         """
         if first_round == 1:
             yield from self._draw_block(range(1, 2))

@@ -1,8 +1,8 @@
 """Silos of replicates, which are runs that the vectorized engine computes side by side.
 
-A cell is one run: the settings of a scenario, with one value for each swept key and one seed.  Cells form a group
-(`group_cells`) only if their data, model, rounds and silos are the same, and the kinds of their estimators,
-mechanisms and optimizers.  Large groups are split.  The cells of a group are its replicates.
+A cell is one run of a scenario: a value of each swept key, and a seed.  Cells of a group (`group_cells`), its
+replicates, have the same data, model, rounds and silos, and the same kinds of estimators, mechanisms and
+optimizers.  Large groups are split.
 
 In each round the server sends a vector, the query.  A silo sums the clipped contributions of its records
 (increments), and releases the decayed sum of them over rounds (running sum), with noise if it adds any.  The
@@ -126,15 +126,14 @@ class AveragedSilos:
     ) -> MeanRelease:
         """Return the noisy mean of the silos' running sums after round t, and the state of the next round.
 
-        A record's weight contains its silo's weight, so that one weighted sum over all records is the mean over
-        silos.  Records of silos that are absent have weight 0.
+        A record's weight contains its silo's, so that one weighted sum over all records is the mean over silos.
 
         Args:
             t: Round, from 1.
             round_plan: Public numbers of the round.
             query: Query of each replicate, (replicates, d).
             batch: Records of the round with their weights.
-            running_sum: Mean running sum before the round, and vectors of past rounds.
+            running_sum: Mean running sum before the round, (replicates, d), and vectors of past rounds.
             mechanism_state: State of the noise mechanism before the round.
 
         Raises:
@@ -349,10 +348,7 @@ def _draw_fresh_vector(source: KeyedNormal, plan: Plan, silo: int, t: int) -> Te
 
 _MAX_ROUND_VALUES = 2**26
 NUMBERS_PER_EXTRA_VALUE = 8
-"""Numbers in memory for each value of a direction or a copy.
-
-The numbers are the drawn and the scaled value, the values shifted in both directions, and four intermediate ones.
-"""
+"""Numbers for each value of a direction: drawn, scaled, two shifted, and four intermediate ones."""
 
 
 def group_cells(cells: Sequence[Cell]) -> list[list[int]]:
@@ -368,8 +364,7 @@ def make_plans(cells: Sequence[Cell]) -> list[Plan]:
     """Make the plan of each cell, and check that this engine can compute it.
 
     Raises:
-        InputError: This engine cannot compute a cell, such as one with integer arithmetic, or a cell cannot be
-            planned.
+        InputError: This engine cannot compute a cell, such as one in integers, or a cell cannot be planned.
     """
     if any(cell.run.arithmetic == "integers" for cell in cells):
         raise InputError(
