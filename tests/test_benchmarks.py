@@ -245,6 +245,7 @@ def test_the_exponent_of_the_theorem_is_shown_only_where_its_setting_holds() -> 
     assert not any(exponents.values())
 
 
+@pytest.mark.slow
 def test_renyi_bounds_from_samples_match_the_closed_form_of_a_gaussian() -> None:
     """Moments of samples miss tails, so that the rival looks a little better than it is."""
     losses = np.random.default_rng(0).normal(0.5, 1.0, 400_000)

@@ -46,6 +46,7 @@ def tables(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     os.environ.pop(extensions.IMPORT_VARIABLE, None)
 
 
+@pytest.mark.slow
 def test_an_imported_file_adds_data_in_this_process_and_in_subprocesses(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(DATA, encoding="utf-8")
     extensions.import_files([tmp_path / "mine.py"])

@@ -66,6 +66,7 @@ def answers(folder: Path) -> Answers:
     return dict(zip(("simulation", *commands), done, strict=True))
 
 
+@pytest.mark.slow
 def test_a_simulation_needs_nothing_that_windows_lacks(answers: Answers, folder: Path) -> None:
     """Before, `import resource` ended every command there."""
     done = answers["simulation"]

@@ -48,6 +48,7 @@ SEVERAL_EPOCHS = {  # (T, k, ε): z
 }  # fmt: skip
 
 
+@pytest.mark.every(5)
 @pytest.mark.parametrize(("key", "golden"), in_parts(ONE_EPOCH.items(), list(ONE_EPOCH.items())[::5]))
 def test_calibrated_noise_of_one_epoch_matches_golden_multipliers(key: tuple[int, float], golden: float) -> None:
     bins, epsilon = key
@@ -63,7 +64,7 @@ def test_calibrated_noise_of_several_epochs_matches_golden_multipliers(
     assert calibrate(epsilon, DELTA, bins, epochs).noise_multiplier == pytest.approx(golden, rel=1e-3)
 
 
-@pytest.mark.every(2)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("epsilon", "golden", "chained"), [(EPSILON_03, 0.9881, 1.1417), (EPSILON_1, 0.5892, 0.6644)]
 )
@@ -178,6 +179,7 @@ def test_zero_out_epsilon_of_100000_rounds_is_below_replace_one_and_below_30000_
     assert most < 0.00115 < 0.0023 < fewer < 0.0024
 
 
+@pytest.mark.slow
 def test_epsilon_rises_with_the_number_of_epochs() -> None:
     costs = [AllocatedGaussian(1.5, 60, epochs).epsilon_of(DELTA) for epochs in (1, 2, 4, 8)]
     assert costs == sorted(costs)
@@ -199,6 +201,7 @@ def test_calibrated_noise_multiplier_is_the_smallest_that_meets_the_epsilon_targ
     assert less.epsilon_of(DELTA) > epsilon
 
 
+@pytest.mark.slow
 def test_epsilon_falls_back_to_the_known_round_bound_where_grids_resolve_nothing() -> None:
     """Where the grids resolve nothing, what is left is the bound of a known round."""
     assert AllocatedGaussian(0.05, 60).epsilon_of(DELTA) <= gdp.epsilon_of(20.0, DELTA) * (1 + 1e-9)
@@ -286,6 +289,7 @@ def test_likelihood_ratio_grid_never_exceeds_mean_one_and_dominates_in_convex_or
         assert float(np.maximum(points - strike, 0.0) @ masses) + beyond >= true - 1e-9
 
 
+@pytest.mark.slow
 @settings(max_examples=25)
 @given(z=multipliers, bins=st.integers(1, 100), epsilon=st.floats(0.0, 6.0))
 def test_delta_on_a_finer_grid_is_never_above_that_on_one_twice_as_coarse(
@@ -337,7 +341,7 @@ def test_ratios_above_the_cap_count_as_at_the_cap(cap: float) -> None:
     assert float(law.deltas(0.4)) >= added(0.7, 8, 0.4) * (1 - 1e-3)
 
 
-@pytest.mark.every(2)
+@pytest.mark.slow
 @pytest.mark.parametrize("z", [1.0, 5.0])
 def test_epsilon_of_a_hundred_thousand_rounds_is_close_to_that_of_the_normal_limit(z: float) -> None:
     """Before: 2.4 times as large.  The sum of so many Y is nearly normal."""

@@ -99,6 +99,7 @@ QUIET = [
 ]
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("attack", QUIET, ids=str)
 def test_removal_and_addition_deltas_stay_near_importance_sampling_at_little_noise(attack: Attack) -> None:
     """A small δ of a unit that is added asks for ratios far below 1, where a grid of sums may be too coarse."""

@@ -118,6 +118,7 @@ def test_noise_that_differs_between_rounds_adds_up_in_inverse_squares() -> None:
     assert gdp.compose(clips / stds) == pytest.approx(math.sqrt(1 / 9 + 1 / 4 + 1 / 4))
 
 
+@pytest.mark.slow
 def test_mu_of_ten_million_equal_rounds_composes_accurately() -> None:
     assert gdp.compose(np.full(10_000_000, 1e-4)) == pytest.approx(math.sqrt(1e7) / 1e4, rel=1e-12)
 

@@ -68,6 +68,7 @@ def test_group_epsilon_falls_back_to_publicly_known_rounds_where_no_curve_reache
     assert group_epsilons(run, DELTA)[8] == pytest.approx(gdp.epsilon_of(8 * run.known_mu, DELTA))
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("run", "size"),
     [
@@ -202,6 +203,7 @@ GROUPS = [
 ]
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(("run", "size", "step"), in_parts([*GROUPS, *map(_group_of_chance, range(12))], GROUPS))
 def test_replace_one_group_delta_lies_between_losses_rounded_down_and_up(
     run: PoissonGaussian, size: int, step: float
@@ -226,6 +228,7 @@ def test_group_epsilon_of_eight_replaced_records_stays_in_its_expected_range(
     assert least < group_epsilons(PoissonGaussian(1.0, rate, rounds, "replace-one"), DELTA)[8] < most
 
 
+@pytest.mark.slow
 def test_group_epsilon_at_sampling_rate_one_matches_the_exact_gaussian() -> None:
     for size in (1, 3):
         curve = PoissonGaussian(4.0, 1.0, 10).group_curve(size)

@@ -85,6 +85,7 @@ def test_delta_of_random_allocation_under_lambda_cgd_is_never_below_monte_carlo_
         assert bound >= mean - 5.0 * error, epsilon
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(("theta", "sigma"), [(0.1, 4.0), (0.5, 0.8), (0.9, 1.5)])
 def test_no_adaptive_second_increment_of_two_rounds_exceeds_the_delta_bound(theta: float, sigma: float) -> None:
     """Functions of the first release that have few values are tried, by quadrature: constants, signs, thresholds.
@@ -167,6 +168,7 @@ def test_composing_a_loss_distribution_with_a_gaussian_never_underestimates_delt
         assert np.all(found <= exact + 2e-3 * exact + 1e-9)
 
 
+@pytest.mark.slow
 def test_calibration_with_overlap_meets_the_epsilon_target_and_needs_more_noise() -> None:
     run = calibrate(1.0, DELTA, 10, 1, "zero-out", 0.3)
     assert 0.99 <= run.epsilon_of(DELTA) <= 1.0

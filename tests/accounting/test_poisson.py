@@ -227,6 +227,7 @@ def test_calibrated_noise_multiplier_is_the_smallest_that_meets_the_epsilon_targ
     assert less.epsilon_of(DELTA) > epsilon
 
 
+@pytest.mark.slow
 def test_no_best_guess_is_above_1() -> None:
     """Before: 1.000000000000001."""
     assert PoissonGaussian(0.1, 1.0, 5).best_guess == 1.0
@@ -326,6 +327,7 @@ def test_too_little_noise_is_refused_after_evaluating_fewer_than_5000_points(
     assert sum(len(call.args[2]) for call in counted.call_args_list) < 5000
 
 
+@pytest.mark.slow
 def test_calibration_search_recovers_from_a_start_with_too_little_noise() -> None:
     """At the multiplier that it starts from, 500 rounds of four fifths of all have no ε."""
     found = calibrate(2.0, DELTA, 0.8, 500)

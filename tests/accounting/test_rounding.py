@@ -49,6 +49,7 @@ def test_guarantee_no_delta_of_one_epoch_is_below_its_value_in_extended_precisio
         assert float(computed.addition_losses.deltas(epsilon)) >= added
 
 
+@pytest.mark.every(6)
 @pytest.mark.parametrize(
     ("z", "bins"), [(0.4, 60), (30.0, 60), (1.0, 2000), (5.0, 2000), (0.45, 20_000), (5.0, 100_000)]
 )
@@ -69,6 +70,7 @@ def test_the_mass_that_rounding_hides_in_every_epoch_is_charged_for_each(bins: i
         assert float(curve(MAX_EPSILON)) >= 0.99 * epochs * bins * allocation._ROUNDING_MASS
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(("times", "length"), [(2, 2**16), (10, 2**19), (1000, 2**20)])
 def test_rounding_errors_of_a_composition_are_covered_by_its_infinity_mass(times: int, length: int) -> None:
     """The masses of `times` epochs, all errors added up in size, against those of extended precision."""

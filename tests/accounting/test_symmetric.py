@@ -194,6 +194,7 @@ def test_the_law_of_a_symmetric_pair_has_the_bounds_that_it_was_made_of() -> Non
     assert law.deltas(epsilons) == pytest.approx(bounds, rel=1e-8)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(("z", "bins", "epochs", "truth"), [(0.35, 16, 4, 36.41), (0.4, 60, 5, 22.48)])
 def test_several_epochs_with_little_noise_are_within_one_percent_of_samples(
     z: float, bins: int, epochs: int, truth: float
@@ -314,7 +315,6 @@ def test_upper_tail_probability_includes_sums_beyond_the_grid() -> None:
     ("bins", "mu", "delta"),
     in_parts(
         [(2, 4.0, 1e-5), (10, 1.0, 1e-5), (2, 6.0, 1e-5), (3, 4.0, 1e-6), (5, 5.0, 1e-8), (60, 0.5, 1e-5)],
-        fast=[(2, 4.0, 1e-5)],
     ),
 )
 def test_calibrated_replace_one_run_has_an_epsilon_of_at_most_its_target(
@@ -328,6 +328,7 @@ def test_calibrated_replace_one_run_has_an_epsilon_of_at_most_its_target(
         assert replaced_in_two_rounds(found.noise_multiplier, found.epsilon_of(delta)) <= delta
 
 
+@pytest.mark.slow
 def test_calibration_meets_its_epsilon_target_where_the_search_ends_just_above_the_target() -> None:
     """Bounds of δ at two ε lie on two grids: the search meets δ at the ε asked for, which a smaller one prints."""
     asked, delta = 3.6894555690995094, 3.379887517531043e-08
@@ -362,6 +363,7 @@ def test_epsilon_falls_as_the_noise_multiplier_grows_on_widely_spread_grids() ->
     assert found == sorted(found, reverse=True)
 
 
+@pytest.mark.slow
 def test_noise_that_hides_all_has_a_delta_next_to_zero() -> None:
     """Its bound of ε is 0, on which no grid of ε can stand."""
     run = AllocatedGaussian(1e11, 10, 3, "replace-one")

@@ -194,6 +194,7 @@ def test_own_data_warns_that_it_trusts_the_server_unless_trust_is_given(tmp_path
     assert not any("trusts the server" in str(warning.message) for warning in caught)
 
 
+@pytest.mark.slow
 def test_the_comparison_scenario_of_init_runs_four_algorithms(tmp_path: Path) -> None:
     (path,) = create_folder(tmp_path / "four", is_comparison=True)
     small = {"federation.samples": 600, "seeds": 1, "privacy.epsilon": [4.0]}

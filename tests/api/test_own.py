@@ -154,6 +154,7 @@ def test_resuming_a_run_with_other_records_is_refused(tmp_path: Path) -> None:
         run(tmp_path / "run", train=(features + 1.0, labels), resume=True)
 
 
+@pytest.mark.slow
 def test_resuming_a_run_with_another_number_of_classes_is_refused(tmp_path: Path) -> None:
     """Before: seeds with models of two and of five classes were means of one table."""
     tree = {**TREE, "federation": {"silos": 4, "rounds": 2}, "model": {"name": "mlp"}}
@@ -319,6 +320,7 @@ def test_predictions_of_a_tables_target_are_in_the_unit_of_its_column(tmp_path: 
     assert float(np.mean(np.square(errors))) / 40.0**2 == pytest.approx(2.0 * cell.test_loss, rel=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:(Of the|The model|By its)")
 def test_a_table_trained_by_the_poisson_loss_predicts_logarithms_of_rates(tmp_path: Path) -> None:
     """Was: the logarithms mapped from -1 … 1 to the range of the column."""

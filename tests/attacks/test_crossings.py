@@ -185,6 +185,7 @@ def test_every_setting_of_a_model_has_a_test_example(model: str) -> None:
 # What is admitted keeps its promise
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize("choice", fast_choices(), ids=str)
 def test_an_admitted_combination_of_components_satisfies_every_privacy_check(choice: Choice, files: Files) -> None:
     """As a silo releases it; as a simulation where it cannot be released, and where its order is secret."""
@@ -313,6 +314,7 @@ def planted(kind: type[View], choice: Choice, files: Files, released: bool, patc
     return {line.partition(":")[0] for line in crossing.failures}
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("released", [True, False])
 def test_the_checks_detect_increments_that_depend_on_batch_position(
     files: Files, released: bool, monkeypatch: pytest.MonkeyPatch
@@ -407,7 +409,7 @@ def alike(one: Any, other: Any, choice: Choice) -> bool:
     return bool(np.linalg.norm(ours - theirs) <= near * max(np.linalg.norm(ours), 1e-3))
 
 
-@pytest.mark.every(6)
+@pytest.mark.every(18)
 @pytest.mark.parametrize("choice", [*SIDE_BY_SIDE, FIRST_STEP], ids=str)
 def test_a_replicate_run_in_a_batch_equals_the_same_run_alone(choice: Choice, files: Files) -> None:
     cells = replicates(choice, files)
@@ -419,7 +421,7 @@ def test_a_replicate_run_in_a_batch_equals_the_same_run_alone(choice: Choice, fi
         assert alike(outcome, inprocess, choice)
 
 
-@pytest.mark.every(6)
+@pytest.mark.every(18)
 @pytest.mark.parametrize("choice", SIDE_BY_SIDE, ids=str)
 def test_a_run_resumed_from_a_checkpoint_or_on_a_worker_has_the_same_bits(
     choice: Choice, files: Files, monkeypatch: pytest.MonkeyPatch

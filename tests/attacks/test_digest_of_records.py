@@ -80,6 +80,7 @@ def theft(folder: Path, truth: Shard, what: str, *, run: bool = True) -> list[Pa
     return [folder / name for name in own[what]]
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("what", STOLEN)
 def test_guarantee_a_stolen_ledger_or_backup_cannot_confirm_a_guess_of_a_record(tmp_path: Path, what: str) -> None:
     """Gains: a record, with one hash a guess; 20 of 20 where μ = 0.5 permits 60 %.  Without a hint: a coin."""
@@ -90,6 +91,7 @@ def test_guarantee_a_stolen_ledger_or_backup_cannot_confirm_a_guess_of_a_record(
         assert pointed_out(files, possible) == []
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("what", STOLEN)
 def test_the_guessing_attack_identifies_every_record_from_a_ledger_of_fedpriv_0_3_0(
     tmp_path: Path, what: str

@@ -96,6 +96,7 @@ def seen(kind: Kind, dtype: str, strange: bool = False) -> tuple[Objective, Reco
     return inputs.make_objective(layout, kind.classes), Shard(images, labels).model_records(cell)
 
 
+@pytest.mark.every(6)
 @pytest.mark.parametrize("dtype", ["float32", pytest.param("float64", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", KINDS)
 @given(
@@ -206,6 +207,7 @@ def test_a_custom_loss_that_the_policy_does_not_list_is_refused_and_not_executed
     assert not zoo.calls
 
 
+@pytest.mark.every(2)
 @given(pattern=st.sampled_from(POINTS), seed=st.integers(0, 10**6))
 @settings(max_examples=20, derandomize=True)
 @pytest.mark.parametrize("name", ["tags", "flags"])

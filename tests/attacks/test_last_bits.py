@@ -69,6 +69,7 @@ def sum_of(
     )
 
 
+@pytest.mark.every(8)
 @pytest.mark.parametrize("processor", ["here", "disordered"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
 @pytest.mark.parametrize("coefficients", [(1.0,), (3.0, -2.0)])

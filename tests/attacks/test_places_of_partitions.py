@@ -94,7 +94,7 @@ def case(name: str, part: str, persons: int = 0) -> tuple[Rows, Rows, str, str, 
     return rows, other, part, "drop", persons > 0, "once"
 
 
-@pytest.mark.every(4)
+@pytest.mark.slow
 @pytest.mark.parametrize("partition", HELD)
 @example(drawn=case("split", "column"))
 @example(drawn=case("drop", "place"))

@@ -102,6 +102,7 @@ def epsilon_of_law(others: float) -> float:
     return float(law.self_compose(ROUNDS).get_epsilon_for_delta(DELTA))
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(
     ("sampling", "algorithm"),
     in_parts(
@@ -115,6 +116,7 @@ def test_guarantee_drawing_a_record_does_not_change_the_augmented_sum_of_the_oth
     assert others_apart(silo_of(cell_of(sampling, algorithm))) == [0.0] * ROUNDS
 
 
+@pytest.mark.slow
 def test_the_claimed_epsilon_holds_only_if_drawing_a_record_leaves_the_others_unchanged() -> None:
     """Poisson sampling, one coordinate: the claimed ε where the others stay, and what 0.3.0 really gave."""
     assert 0.97 * CLAIMED < epsilon_of_law(0.0) <= CLAIMED * (1 + 1e-3)

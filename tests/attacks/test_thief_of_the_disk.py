@@ -174,7 +174,7 @@ def pieces(vector: torch.Tensor) -> list[bytes]:
 WIPED = ["its last round", "an administrator", "a last round that fails"]
 
 
-@pytest.mark.every(4)
+@pytest.mark.every(8)
 @pytest.mark.parametrize(
     ("name", "how"),
     in_parts(

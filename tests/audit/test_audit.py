@@ -54,7 +54,7 @@ def test_a_correct_run_passes_the_audit_with_at_least_half_of_its_claim_shown(
     assert outcome.epsilon <= outcome.claimed_epsilon
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @pytest.mark.parametrize("trust", TRUSTS)
 def test_a_correct_run_of_several_epochs_passes_the_audit_with_half_of_its_claim_shown(
     small_cell: MakeCell, trust: str
@@ -68,7 +68,7 @@ def test_a_correct_run_of_several_epochs_passes_the_audit_with_half_of_its_claim
     assert outcome.mu >= 0.5
 
 
-@pytest.mark.every(6)
+@pytest.mark.slow
 @pytest.mark.parametrize("mechanism", ["tree", "banded"])
 @pytest.mark.parametrize("trust", TRUSTS)
 def test_tree_and_banded_noise_pass_the_audit(small_cell: MakeCell, trust: str, mechanism: str) -> None:
@@ -93,7 +93,7 @@ def test_attacks_on_integers_and_by_hostile_queries_do_not_refute_correct_code(
     assert outcome.stands, outcome
 
 
-@pytest.mark.every(2)
+@pytest.mark.slow
 @pytest.mark.parametrize("trust", ["untrusted", "trusted"])
 def test_canaries_reach_the_growing_clip_norms_in_an_audit(small_cell: MakeCell, trust: str) -> None:
     """Before: the clip followed the canaries' own constants, 6e7 for gradients of 1e4, and the audit saw μ = 0."""
@@ -117,6 +117,7 @@ def test_the_audit_progress_increases_to_at_most_one(small_cell: MakeCell) -> No
     assert len(heard) >= 2
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(("rounds", "per_run"), [(1, 256), (2, 512), (6, 1024)])
 def test_the_trials_of_an_audit_count_only_canaries_that_were_planted(
     small_cell: MakeCell, rounds: int, per_run: int

@@ -75,7 +75,7 @@ def test_less_noise_in_the_rounds_is_refuted_with_and_without_a_private_scaling_
     assert ("canaries, first step" in outcome.claims) is not given
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @pytest.mark.parametrize("trust", TRUSTS)
 def test_a_correct_run_with_a_scaling_step_passes_with_a_tight_composed_bound(tmp_path: Path, trust: str) -> None:
     """The composed claim is the one asked for; at least half of it is shown."""
@@ -99,6 +99,7 @@ def less_noise_where(patch: pytest.MonkeyPatch, factor: float, chosen: Callable[
     patch.setattr(families, "run_trials", tried)
 
 
+@pytest.mark.slow
 def test_less_noise_in_the_scaling_step_is_refuted_by_its_own_claim(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -146,6 +147,7 @@ def test_a_machine_that_is_rolled_back_passes_the_audit_with_fresh_noise(small_c
     assert audit(cell, trials=2048, families=("rollback",)).stands
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("trust", TRUSTS)
 def test_noise_keyed_without_queries_and_sums_is_refuted_only_by_the_rollback_attack(
     small_cell: MakeCell, monkeypatch: pytest.MonkeyPatch, trust: str
@@ -237,6 +239,7 @@ def test_evaluations_beside_secret_rounds_are_audited_against_their_own_claim(
     assert "of the evaluations" in outcome.statistic
 
 
+@pytest.mark.slow
 def test_no_detectable_noise_share_is_stated_for_secret_rounds() -> None:
     outcome = audit(secret_cell(), trials=2048)
     assert outcome.stands

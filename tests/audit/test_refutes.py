@@ -77,6 +77,7 @@ def test_a_record_that_takes_part_in_two_rounds_is_refuted(
     refutes(small_cell, trust)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("trust", "first"),
     in_parts(itertools.product(TRUSTS, [3, 1]), [("untrusted", 1), ("secure-aggregation", 3)]),
@@ -96,12 +97,14 @@ def test_a_round_without_noise_is_refuted(
     refutes(small_cell, trust)
 
 
+@pytest.mark.slow
 def test_the_same_noise_at_two_silos_is_refuted(small_cell: MakeCell, monkeypatch: pytest.MonkeyPatch) -> None:
     """An untrusted server sees both messages, and the difference has no noise."""
     planted.same_noise_at_two_silos(monkeypatch)
     refutes(small_cell, "untrusted")
 
 
+@pytest.mark.slow
 def test_trusted_noise_divided_twice_by_the_number_of_silos_is_refuted(
     small_cell: MakeCell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -109,6 +112,7 @@ def test_trusted_noise_divided_twice_by_the_number_of_silos_is_refuted(
     refutes(small_cell, "trusted")
 
 
+@pytest.mark.slow
 def test_two_runs_with_the_same_noise_key_are_refuted(
     small_cell: MakeCell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -189,6 +193,7 @@ SCHEDULED = {
 """Noise of a size of its own in each round, and more rounds than an attack has."""
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("trust", TRUSTS)
 def test_the_attack_on_integers_knows_the_noise_size_of_each_round(
     small_cell: MakeCell, monkeypatch: pytest.MonkeyPatch, trust: str

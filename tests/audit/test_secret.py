@@ -118,6 +118,7 @@ def test_one_release_without_bound_is_evidence_without_bound() -> None:
     assert secret._mix_any_rounds(BalancedSubsampling(4, 2), draw)[0] > 1e299
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("changes", [{"rounds": 6, "epochs": 3}, {"rounds": 8, "groups": 2}])
 def test_secret_rounds_in_epochs_and_groups_pass_the_audit(changes: dict[str, Any]) -> None:
     assert canaries_of(cell_of(**changes), 1).excess <= 0.0
@@ -221,6 +222,7 @@ def test_secret_rounds_that_are_disclosed_are_refuted(monkeypatch: pytest.Monkey
     assert found.test == "coins of the public seed"
 
 
+@pytest.mark.slow
 def test_poisson_sampling_from_the_public_seed_is_refuted(monkeypatch: pytest.MonkeyPatch) -> None:
     planted_secret.coins_of_the_seed(monkeypatch)
     found = canaries_of(cell_of("poisson"), 4)

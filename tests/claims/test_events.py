@@ -72,6 +72,7 @@ def test_rounds_with_independent_noise_become_a_self_composed_gaussian_event() -
     assert make_event_data(entry_of())["event"] == {"class": "SelfComposedDpEvent", "event": once, "count": 2}
 
 
+@pytest.mark.slow
 def test_event_with_unequal_clips_composes_the_rounds_of_the_worst_record() -> None:
     exported = make_event_data(entry_of(clips=(*(1.0,) * 20, *(1.0,) * 19, 2.0)))
     assert exported["event"]["class"] == "ComposedDpEvent"

@@ -62,6 +62,7 @@ def test_a_mechanism_with_an_empty_docstring_is_listed(monkeypatch: pytest.Monke
     assert json.loads(fedpriv("list", "mechanisms", "--json"))["mechanisms"]["silent"] == ""
 
 
+@pytest.mark.slow
 def test_a_folder_written_by_init_runs_unchanged(here: Path) -> None:
     """In another process: what is imported there is imported here by no other test."""
     fedpriv("init", "study")

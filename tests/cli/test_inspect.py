@@ -48,6 +48,7 @@ def census(count: int = 600) -> list[dict[str, str]]:
     return records
 
 
+@pytest.mark.slow
 def test_a_first_look_at_a_table_does_not_wait_for_torch(tmp_path: Path) -> None:
     table = write_csv(tmp_path / "t.csv", census())
     script = (

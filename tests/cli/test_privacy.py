@@ -365,6 +365,7 @@ def test_caveats_of_a_guarantee_name_the_unit_of_protection(unit: str, noun: str
     assert f"lets the odds about a {noun} grow" in text
 
 
+@pytest.mark.slow
 def test_the_noise_command_describes_random_allocation_in_words() -> None:
     text = text_of("noise --rounds 12 --mu 1 --sampling allocation --relation zero-out --decay 0")
     assert "a record takes part in one of 12 rounds, drawn at random, and in which one stays secret" in text

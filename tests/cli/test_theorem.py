@@ -305,6 +305,7 @@ def test_theorem_6_prints_its_bound_only_if_a_gap_is_given(tmp_path: Path, order
     assert "bound" not in without["theorems"][0]["numbers"]
 
 
+@pytest.mark.slow
 def test_the_measured_excess_risk_is_printed_beside_the_theorems(tmp_path: Path) -> None:
     """The excess risk is exact where the population is known."""
     sections = {"data": 'name = "linear-regression"', "federation": "silos = 2\nrounds = 10\n"}

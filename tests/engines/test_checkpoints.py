@@ -101,7 +101,7 @@ def replicates(cell: Cell) -> list[Cell]:
     return [cell, other]
 
 
-@pytest.mark.every(4)
+@pytest.mark.every(8)
 @pytest.mark.parametrize(
     ("name", "epochs"), in_turn([*(kind.name for kind in SELECTABLE_MECHANISMS), AUTO], [3, 1])
 )

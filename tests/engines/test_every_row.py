@@ -337,7 +337,7 @@ def test_further_algorithm_settings_train_alike_on_both_engines_and_meet_their_t
 REPLICATES = [(schedule, name) for schedule in SCHEDULES for name in sorted(RUNS.get(schedule, _ALWAYS))]
 
 
-@pytest.mark.every(6)
+@pytest.mark.every(54)
 @pytest.mark.parametrize(("schedule", "name"), in_parts(REPLICATES, REPLICATES[::4]))
 def test_replicates_with_different_settings_run_together_equal_the_runs_alone(schedule: str, name: str) -> None:
     """Other seeds draw other records, and other numbers of them; steps, clips and noise differ, too."""

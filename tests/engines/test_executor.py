@@ -243,7 +243,7 @@ def finish_trial(running: Executor, clock: Clock) -> None:
     assert running.trial is None
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @pytest.mark.parametrize("kind", ["answered", "nobody there", "another certificate", "not to be loaded"])
 def test_a_service_is_unhealthy_if_a_trial_task_cannot_start_or_connect(
     certified: Path, address: str, beats: Path, kind: str, monkeypatch: pytest.MonkeyPatch
@@ -293,6 +293,7 @@ def test_a_hanging_trial_task_is_killed_and_no_trial_runs_beside_a_task(
     assert fault == "a trial of a task was ended by SIGKILL; a machine that runs out of memory does that"
 
 
+@pytest.mark.slow
 def test_an_executor_ends_with_the_process_that_started_it(certified: Path) -> None:
     command = ", ".join(map(repr, executor_command("127.0.0.1:1", certified, SERVERAPP)))
     command = command.replace(f"'{os.getpid()}'", "str(os.getpid())")  # its parent is the program, not this test

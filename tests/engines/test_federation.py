@@ -78,6 +78,7 @@ def connect(app: Presence, pair: Keys, version: str = "0.2.0 (protocol 3)") -> N
     client.ActivateNode(ActivateNodeRequest(public_key=key, heartbeat_interval=30.0))
 
 
+@pytest.mark.slow
 def test_the_silo_list_shows_version_clock_offset_and_last_contact(
     link: Presence, keys: Mapping[str, Keys], control: ControlClient, late: list[float], tmp_path: Path
 ) -> None:

@@ -178,6 +178,7 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, "subprocess.C
     return dict(zip(programs, done, strict=True))
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("name", GONE)
 def test_a_superlink_on_an_incompatible_flower_is_refused_in_one_line(
     name: str, answers: dict[str, "subprocess.CompletedProcess[str]"]

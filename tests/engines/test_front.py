@@ -93,6 +93,7 @@ def test_queries_and_replies_pass_unchanged_between_the_flower_grid_and_a_silo_n
     ]
 
 
+@pytest.mark.slow
 def test_a_failing_client_app_gives_an_error_reply_without_the_exception_text(
     link: Link, grid: HttpGrid, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -106,6 +107,7 @@ def test_a_failing_client_app_gives_an_error_reply_without_the_exception_text(
     assert "patient 7" in caplog.text
 
 
+@pytest.mark.slow
 def test_a_malformed_query_is_skipped_and_the_next_query_is_answered(
     link: Link, grid: HttpGrid, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -205,6 +207,7 @@ def test_guarantee_a_node_cannot_reply_in_the_name_of_another_node(
     assert not [session for session in link.link.app._sessions.values() if session.reply_id]
 
 
+@pytest.mark.slow
 def test_an_incomplete_reply_is_withheld_without_delaying_other_replies(
     link: Link, grid: HttpGrid, nodes: Nodes
 ) -> None:
@@ -228,6 +231,7 @@ def test_an_incomplete_reply_is_withheld_without_delaying_other_replies(
     assert not link.link.app._node_by_query
 
 
+@pytest.mark.slow
 def test_a_false_announcement_of_one_silo_does_not_hide_the_reply_of_another(
     link: Link, grid: HttpGrid, nodes: Nodes
 ) -> None:
@@ -241,6 +245,7 @@ def test_a_false_announcement_of_one_silo_does_not_hide_the_reply_of_another(
     assert reply.metadata.src_node_id == two.node_id
 
 
+@pytest.mark.slow
 def test_repeated_announcements_and_uploads_of_a_reply_count_once(
     link: Link, grid: HttpGrid, nodes: Nodes
 ) -> None:
@@ -310,6 +315,7 @@ def test_a_node_key_that_cannot_be_revoked_ends_the_service(link: Link, monkeypa
     assert UNREGISTER_NODE.path.endswith("unregister-node")
 
 
+@pytest.mark.slow
 def test_no_path_encoding_lets_a_forged_reply_bypass_the_sender_check(
     link: Link, grid: HttpGrid, nodes: Nodes
 ) -> None:

@@ -89,6 +89,7 @@ def test_gradient_evaluations_of_goldstein_runs_are_counted() -> None:
     assert count_gradient_evaluations(values, 11) == 6 * (anchors * 2 * 2 + others * 4 * 2)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("oracle", ["first-order", "zeroth-order"])
 def test_the_number_of_anchor_directions_changes_evaluations_but_not_the_noise(oracle: str) -> None:
     """m directions at 3 anchors, J = 2 at both points of 8 differences; the clip and so the noise stay."""

@@ -99,6 +99,7 @@ def test_a_lost_run_raises_its_own_error_and_rounds_are_reported_once(
     assert recorder.advances == [4, 2]
 
 
+@pytest.mark.slow
 def test_a_wait_for_the_superlink_includes_the_request_that_failed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -106,6 +106,7 @@ def test_drafts_of_a_killed_service_do_not_stop_its_next_start(tmp_path: Path) -
         assert not list(folder.iterdir())
 
 
+@pytest.mark.slow
 def test_a_second_superlink_is_refused_and_the_first_runs_on_without_temporary_files(
     tmp_path: Path,
 ) -> None:

@@ -91,6 +91,7 @@ def test_phased_sgd_requires_a_curator_small_steps_and_the_lipschitz_clip(small_
             make_plan(cell, load_task(cell).objective)
 
 
+@pytest.mark.slow
 def test_phased_sgd_refuses_a_loss_not_known_to_be_convex_in_its_ball(
     small_cell: MakeCell,
 ) -> None:

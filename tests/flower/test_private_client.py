@@ -146,6 +146,7 @@ GIVEN: dict[str, Callable[[Any], Any]] = {
 }
 
 
+@pytest.mark.every(7)
 @pytest.mark.parametrize("form", GIVEN)
 def test_tensors_data_sets_and_loaders_of_the_same_records_give_the_same_model(form: str) -> None:
     module = network()
@@ -504,6 +505,7 @@ def test_a_private_client_without_a_running_guard_fails_in_one_line(tmp_path: Pa
         through_guards(tmp_path, DPSGD(**SGD), Net())
 
 
+@pytest.mark.slow
 def test_a_silo_state_survives_serialization_of_the_flower_context() -> None:
     """A node whose Context went through bytes, as a SuperNode's does, goes on with the same run."""
     module, records = network(), shares()

@@ -76,6 +76,7 @@ def scenario_model(
     return results.cells[0].model()
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(("trust", "kind"), in_turn(TRUSTS, list(NETWORKS)))
 def test_an_app_with_the_dp_mu2_fl_strategy_trains_the_model_of_the_equal_scenario(
     tmp_path: Path, kind: str, trust: str
@@ -89,6 +90,7 @@ def test_an_app_with_the_dp_mu2_fl_strategy_trains_the_model_of_the_equal_scenar
     assert np.linalg.norm(expected - flat(arrays_of(module))) > 1e-2  # the comparison is not of x_1
 
 
+@pytest.mark.every(5)
 @pytest.mark.parametrize("row", OF_ROWS)
 def test_every_private_strategy_trains_the_model_of_the_equal_scenario_bit_for_bit(
     tmp_path: Path, row: str
@@ -102,6 +104,7 @@ def test_every_private_strategy_trains_the_model_of_the_equal_scenario_bit_for_b
     assert np.linalg.norm(expected - flat(arrays_of(module))) > 1e-3
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(
     ("federation", "row", "settings"),
     [
@@ -228,6 +231,7 @@ def test_clients_evaluate_as_with_fedavg_if_fraction_evaluate_is_set() -> None:
     assert not run_app(DPMu2FL(**ROW), module).evaluate_metrics_clientapp
 
 
+@pytest.mark.slow
 def test_a_run_stops_before_a_budget_is_exceeded() -> None:
     """Every record of this run is in one round, and C's noise makes later rounds cost more."""
     first = DPMu2FL(**ROW)
@@ -349,6 +353,7 @@ def scenario(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_a_strategy_from_a_scenario_file_equals_one_from_keywords(scenario: Path) -> None:
     of_file, of_keywords = (
         flat(run_app(strategy, network()).arrays)

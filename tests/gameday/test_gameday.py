@@ -72,6 +72,7 @@ def gone(site: socket.socket) -> bool:
         return True
 
 
+@pytest.mark.slow
 def test_the_supervisor_restarts_a_killed_service_but_not_a_stopped_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

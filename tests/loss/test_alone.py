@@ -151,7 +151,7 @@ def companies() -> Iterator[list[int]]:
     yield from ([4, 2, 0], [8, 1], [5], [])
 
 
-@pytest.mark.every(4)
+@pytest.mark.every(20)
 @pytest.mark.usefixtures("processor")
 @pytest.mark.parametrize("way", ADDED)
 def test_a_records_integers_do_not_depend_on_its_company(way: str) -> None:

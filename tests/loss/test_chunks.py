@@ -186,6 +186,7 @@ def test_a_device_is_given_larger_pieces_than_a_processor() -> None:
     assert {max_values_at_once(size, torch.device("meta")) for size in (2**20, 2**28)} == {2**28}
 
 
+@pytest.mark.slow
 @given(
     shape=st.tuples(st.integers(0, 3), st.integers(1, 3), *[st.integers(5, 9)] * 2),
     kernel=st.tuples(*[st.integers(1, 3)] * 2),

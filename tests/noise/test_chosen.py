@@ -236,6 +236,7 @@ def test_automatic_fit_chooses_the_expected_mechanism(
     assert found.name.partition(" (0.")[0] == name
 
 
+@pytest.mark.slow
 def test_automatic_fit_respects_the_memory_limit_down_to_zero_vectors() -> None:
     wanted = objective("dp-ftrl", 60)
     assert fit_auto(wanted, 0).mechanism == fit_sizes(wanted)
@@ -244,6 +245,7 @@ def test_automatic_fit_respects_the_memory_limit_down_to_zero_vectors() -> None:
     assert noise == sorted(noise, reverse=True)
 
 
+@pytest.mark.slow
 def test_automatic_fit_makes_the_same_choice_every_time() -> None:
     assert fit_auto(objective("unaccelerated", 16)) == fit_auto(objective("unaccelerated", 16))
 

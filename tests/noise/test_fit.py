@@ -278,6 +278,7 @@ def test_sharper_lower_bound_for_the_queries_matches_golden_values(row: str, bou
     assert found == pytest.approx(bound, rel=1e-6)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(("rounds", "best"), [(16, 1.68940369), (60, 2.08034753)])
 def test_the_sharper_bound_is_the_dense_optimum_for_prefix_sums(rounds: int, best: float) -> None:
     """In one pass the bound is attained, by a C of T vectors: jax-privacy's optimizer finds it."""

@@ -123,6 +123,7 @@ def test_tree_sensitivity_with_equal_clips_and_separated_rounds_is_the_worst_pat
     assert worst * (1 - 1e-12) <= mechanism.sensitivity(workload) <= worst * (1 + 1e-12)
 
 
+@pytest.mark.slow
 def test_tree_sensitivity_with_separated_rounds_matches_golden_values() -> None:
     """Counted level by level it is 6.000, 14.25 and 11.747, by rows alone 5.4772, 13.27 and 10.583."""
     for numbers, expected in {(60, 5, 12): 5.4772, (600, 10, 60): 12.8841, (1000, 10, 100): 10.4881}.items():

@@ -135,7 +135,7 @@ def population_weights() -> list[float]:
     return weights
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(6)
 @pytest.mark.parametrize(("rounds", "std"), [(3, 0.0), (3, 0.02), (5, 0.02), (2, 0.02)])
 def test_noisy_newton_intervals_cover_the_weights_of_the_population(rounds: int, std: float) -> None:
     """Guarantee: sampling and the noise of gradients and Hessians are in an interval."""

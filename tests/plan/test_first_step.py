@@ -228,6 +228,7 @@ def test_feature_means_and_deviations_released_with_little_noise_match_the_train
     assert scale_of(folder)["deviations"] == pytest.approx(features.std(0, correction=0).tolist(), abs=1e-2)
 
 
+@pytest.mark.slow
 def test_engines_agree_on_private_feature_scaling_and_on_the_test_loss(tmp_path: Path) -> None:
     """Engine inprocess goes through messages and silos; with secure aggregation on its grid."""
     for trust in TRUSTS:
@@ -301,6 +302,7 @@ def test_a_folder_of_another_run_is_refused_before_feature_scaling_is_released(
     assert (folder / "results.json").read_bytes() == before
 
 
+@pytest.mark.slow
 def test_too_little_memory_for_missing_cells_alone_is_refused_before_feature_scaling_is_released(
     tmp_path: Path, monkeypatch: Any
 ) -> None:

@@ -58,6 +58,7 @@ def test_fitting_replaces_an_automatic_noise_mechanism_by_its_parameters() -> No
     assert fit_cell_noise(resolve_cell(json.loads(json.dumps(cell.canonical_data())), "test")) == cell
 
 
+@pytest.mark.slow
 def test_noise_is_fitted_once_per_momentum_and_shared_by_steps_clips_targets_and_seeds() -> None:
     """Steps, clips, targets and seeds do not change it, momentum does."""
     sweep: Mapping[str, Any] = {
@@ -78,6 +79,7 @@ def test_noise_is_fitted_once_per_momentum_and_shared_by_steps_clips_targets_and
     assert len(heard) == 2
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize(("mechanism", "epochs"), [("auto", 1), ("auto", 2), ("scheduled", 1), ("lambda-cgd", 1)])
 def test_noise_for_clips_that_grow_is_fitted_to_clips_that_grow(mechanism: str, epochs: int) -> None:
     """With 2LD = 2G.  Fitted to equal clips, "auto" had 1.6 times the noise of its best in 8 rounds of one pass.
@@ -110,6 +112,7 @@ def test_noise_of_a_single_round_is_fitted_where_the_output_depends_on_no_releas
     assert mechanisms[0] == mechanisms[1]
 
 
+@pytest.mark.slow
 def test_a_run_reports_its_noise_fit_and_stores_the_fitted_parameters(tmp_path: Path) -> None:
     heard = Heard()
     results = fedpriv.run(tree(), out=tmp_path / "run", observers=[heard])
@@ -123,6 +126,7 @@ def test_a_run_reports_its_noise_fit_and_stores_the_fitted_parameters(tmp_path: 
     assert list(entry.streams[0].mechanism.as_data()["theta"]) == fit.found["theta"]
 
 
+@pytest.mark.slow
 def test_a_resumed_run_does_not_fit_its_noise_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another version of a library may end in other last digits: those of the run's start hold."""
     folder = tmp_path / "run"
@@ -142,6 +146,7 @@ def test_a_resumed_run_does_not_fit_its_noise_again(tmp_path: Path, monkeypatch:
     assert heard.fits == []
 
 
+@pytest.mark.slow
 def test_a_guard_never_fits_noise_and_refuses_invalid_fitted_parameters(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

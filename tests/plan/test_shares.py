@@ -60,7 +60,7 @@ def planned(cell: Cell, released: bool = False) -> Plan:
     return make_plan(cell, load_task(cell).objective, for_release=released)
 
 
-@pytest.mark.every(2)
+@pytest.mark.slow
 @pytest.mark.parametrize("difference", [1e-15, 1e-12])
 def test_silos_with_nearly_equal_shares_release_integers_under_random_allocation(difference: float) -> None:
     """Calibrations of such shares differ by more than the shares, and in any direction."""
@@ -261,6 +261,7 @@ def test_noise_of_the_server_has_the_claim_of_the_whole_plan(small_cell: MakeCel
     assert plan.required_exact_plan.party_claim(SERVER) is plan.required_exact_plan.claim
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("row", ["correlated increments", "secret rounds"])
 def test_the_ledger_detects_a_silo_that_released_with_the_noise_of_another_silo(tmp_path: Path, row: str) -> None:
     """Gains: "ok" beside releases of silo 0 with silo 2's noise: the claim is of the silo protected least."""

@@ -128,6 +128,7 @@ def test_a_noisy_newton_point_has_the_weights_and_a_symmetric_matrix(tmp_path: P
     assert point == weights + weights * (weights + 1) // 2
 
 
+@pytest.mark.slow
 def test_the_excess_risk_bound_follows_from_batch_size_dimension_and_noise(small_cell: MakeCell) -> None:
     """Fresh gradients with errors of s² = clip²/B + d·std²: R²/(2ηT) + s²/(2(1/η - M))."""
     cell = small_cell(

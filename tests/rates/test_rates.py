@@ -126,6 +126,7 @@ def test_momentum_noise_estimates_match_golden_values_and_lie_near_exact_counts(
     assert 0.95 < noise[1e3][1] / GOLDEN[1000][1] < 1.05
 
 
+@pytest.mark.slow
 def test_momentum_noise_exponents_match_golden_values() -> None:
     exponents = {line.name: line.exponent for line in FIGURES["tran-cutkosky"]().lines}
     for name, golden, half_width in (
@@ -141,7 +142,7 @@ def test_momentum_noise_exponents_match_golden_values() -> None:
         assert fit.half_width == pytest.approx(half_width, abs=5e-4)
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @pytest.mark.parametrize(
     ("dimension", "epsilon", "noise", "printed"),
     [(50, 4.0, 10.3, 19.5), (50, 1.0, 10.9, 20.1), (2000, 1.0, 11.8, 20.9)],
@@ -195,6 +196,7 @@ def test_theorems_3_and_15_match_golden_values_as_printed_and_as_proved(
     assert list(bounds.values()) == pytest.approx(golden, rel=5e-4)
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize("paper", FIGURES)
 def test_the_rates_command_prints_and_plots_the_figure_of_every_paper(paper: str, tmp_path: Path) -> None:
     picture = tmp_path / "rates.svg"

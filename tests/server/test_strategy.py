@@ -207,6 +207,7 @@ def test_two_nodes_that_claim_to_be_one_silo_are_refused(small_cell: MakeCell) -
         run_with(honest, small_cell(), TwinGrid)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("count", "reason"),
     [(2, "2 of 3 silos were connected"), (4, "4 nodes are connected, the scenario has 3 silos")],

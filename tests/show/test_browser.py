@@ -120,6 +120,7 @@ def test_the_live_page_server_refuses_requests_with_a_foreign_host_header() -> N
     assert list(said.values()) == [200, 403]
 
 
+@pytest.mark.slow
 def test_an_audit_is_stored_and_shown(folder: Path, tmp_path: Path) -> None:
     scenario = fedpriv.load(folder)[0].scenario
     check_same_algorithm(folder, scenario)

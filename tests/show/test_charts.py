@@ -258,6 +258,7 @@ def test_the_noise_chart_of_masked_messages_shows_the_noise_of_their_mean() -> N
     assert masked == [pytest.approx(values) for values in trusted]
 
 
+@pytest.mark.slow
 def test_a_privacy_chart_counts_the_settings_of_the_table_that_it_does_not_draw() -> None:
     """Before: a line that is left out counted as one setting, though it has one for each privacy level."""
     axes = {**SWEEPS["five axes"], "privacy.rho": [1.0, 2.0]}

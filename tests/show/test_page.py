@@ -163,6 +163,7 @@ def test_a_report_of_a_run_without_a_finished_cell_is_refused(tmp_path: Path, fo
         write_report(tmp_path)
 
 
+@pytest.mark.slow
 def test_the_report_of_a_poisson_sampled_run_states_epsilon_and_no_mu(tmp_path: Path) -> None:
     changes = {
         "algorithm": {"name": "dp-sgd", "trust": "trusted", "clip": 5.0, "step": 0.1},

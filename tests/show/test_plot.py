@@ -230,6 +230,7 @@ def test_the_privacy_axis_shows_mu_if_epsilons_have_different_deltas() -> None:
     assert axes.get_xlabel().startswith("μ of Gaussian DP")
 
 
+@pytest.mark.slow
 def test_a_figure_for_a_paper_has_the_requested_width_and_no_title(tmp_path: Path) -> None:
     folder = write(tmp_path / "run", table_of())
     files = plot_run(folder, ["pdf"], with_title=False, width=3.25)
@@ -246,6 +247,7 @@ def test_a_figure_for_a_paper_has_the_requested_width_and_no_title(tmp_path: Pat
     assert axes.get_window_extent().width > 0.6 * figure.bbox.width  # the legend is below
 
 
+@pytest.mark.slow
 def test_a_figure_without_a_title_still_says_that_cells_are_missing(tmp_path: Path) -> None:
     """Guarantee: no option hides cells that are missing or whose claims differ."""
     results = replace(table_of(), complete=False, cells=table_of().cells[:7])
@@ -346,6 +348,7 @@ def test_a_run_without_noise_has_no_noise_or_trade_off_chart() -> None:
     assert not {"noise", "noise-in-mean", "tradeoff"} & charts.keys()
 
 
+@pytest.mark.slow
 def test_svg_charts_of_one_page_share_no_clip_path_identifiers(tmp_path: Path) -> None:
     """Ids that differ from figure to figure are referred to; equal ones define equal shapes."""
     results = table_of()

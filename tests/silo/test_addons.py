@@ -97,6 +97,7 @@ print(add_ons())
     return dict(zip(programs, run_in_forks(shared, *programs.values()), strict=True))
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize("module", CORE)
 def test_the_core_imports_no_add_on(module: str, answers: Answers) -> None:
     assert answers[module].stdout == "[]\n"
@@ -154,6 +155,7 @@ def test_every_registered_add_on_part_and_command_can_be_loaded() -> None:
     assert all(callable(find_register(module)) for module in COMMANDS)
 
 
+@pytest.mark.slow
 def test_the_documented_add_on_command_works_after_adding_one_file_and_one_line(tmp_path: Path) -> None:
     """The one of the page on the architecture, run by the command line of a copy."""
     page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")

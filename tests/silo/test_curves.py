@@ -49,6 +49,7 @@ def planned(cell: Cell) -> EvaluationPlan:
     return plan
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("trust", ["untrusted", "trusted"])
 def test_engines_agree_on_roc_metrics_and_integer_arithmetic_agrees_at_negligible_noise(
     tmp_path: Path, trust: str
@@ -154,7 +155,7 @@ def sums(plan: Plan, guard: Guard, cell: Cell, model: torch.Tensor) -> torch.Ten
     return silo.steps.sum_increments(silo.initial_state(), plan.rounds[0], model, batch).values
 
 
-@pytest.mark.every(3)
+@pytest.mark.slow
 @pytest.mark.parametrize("change", [{"outcome": "ill"}, {"sex": "m", "age": "21"}, {"part": "train"}])
 def test_sums_of_files_that_differ_in_one_row_stay_within_the_certified_distance(
     tmp_path: Path, change: dict[str, str]

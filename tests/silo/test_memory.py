@@ -444,6 +444,7 @@ def test_the_time_limit_restores_the_signal_handler_and_timer() -> None:
     assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
 
 
+@pytest.mark.slow
 def test_a_guard_refuses_a_scenario_that_takes_too_long_and_answers_the_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -80,6 +80,7 @@ def test_a_subsampled_run_is_charged_the_mu_that_its_privacy_curve_certifies_at_
     assert charge.mu > 1.1 * mu_of(1.0, 1e-5)  # the μ with the same ε: as a lifetime budget it would be a lie
 
 
+@pytest.mark.slow
 def test_the_replace_one_price_of_random_allocation_is_never_below_monte_carlo_estimates(tmp_path: Path) -> None:
     """Guarantee: the price (μ, 1e-8) under replace-one lies above samples of the two runs.
 
@@ -156,6 +157,7 @@ def test_a_lowered_slack_applies_to_open_subsampled_runs(tmp_path: Path) -> None
     assert torch.isfinite(other.answer("run", scenario(), 2, QUERY)).all()  # charged when it was opened
 
 
+@pytest.mark.slow
 def test_a_policy_computed_for_one_subsampled_run_admits_no_second_run(tmp_path: Path) -> None:
     """What `--engine deployment` writes for its silos."""
     cell = resolve_cell({**tree(), "data": {"name": "synthetic"}}, "test")

@@ -74,6 +74,7 @@ def assert_same_figures(cell: Any, other: Any) -> None:
         assert cell == (pytest.approx(other, rel=0, abs=1e-9) if isinstance(cell, float) else other)
 
 
+@pytest.mark.slow
 def test_resuming_with_more_seeds_runs_only_the_new_ones_and_keeps_finished_cells(run: Path) -> None:
     before, files = tree_of(run), bytes_below(run)
     assert said("--out", "out", "--resume", *FOUR) == ""

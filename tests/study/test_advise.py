@@ -48,6 +48,7 @@ def priced(advice: Advice) -> float:
     return float(claim.guarantee.figures(cell.privacy.delta)["epsilon"])
 
 
+@pytest.mark.slow
 @settings(max_examples=60)
 @given(facts=ANY)
 def test_an_advised_scenario_is_valid_and_costs_at_most_the_requested_epsilon(facts: Facts) -> None:
@@ -72,6 +73,7 @@ def test_the_forecast_noise_to_signal_ratio_is_never_larger_under_secure_aggrega
     assert other.norm / other.travel <= one.norm / one.travel * (1.0 + 1e-3)
 
 
+@pytest.mark.slow
 def test_the_forecast_noise_matches_the_spread_of_models_trained_on_zero_features(tmp_path: Path) -> None:
     """Records of zeros have a gradient in the constants alone: the other coordinates are noise."""
     silos, each, width = 3, 40, 50

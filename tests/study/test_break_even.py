@@ -79,6 +79,7 @@ def independent_error(gains: Any, ratio: float) -> float:
     return math.sqrt((1.0 / n + ratio) * between + within / (n * seeds))
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("ratio", [0.0, 0.5])
 def test_intervals_of_the_gain_keep_their_coverage_if_splits_share_noise_seeds(ratio: float) -> None:
     """2 to 20 splits and seeds, and no, half or nine tenths of the variance common to all splits of a seed."""
@@ -463,6 +464,7 @@ def test_splits_incompatible_with_the_partition_or_validation_are_refused(keys: 
         resolve_cell({**tree, "data": {**tree["data"], **keys}}, "test")
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize("written", [{"privacy": [1]}, {"algorithm": "sgd"}, {"data": {"name": "/dev/zero"}}, {}])
 def test_a_malformed_scenario_finds_no_cached_local_model_scores(written: dict[str, Any]) -> None:
     compute_references(added_cell("filled"))

@@ -424,6 +424,7 @@ add_algorithm(replace(find_algorithm("dp-sgd"), name="own-sgd"))
 """
 
 
+@pytest.mark.slow
 def test_a_silo_signs_a_run_of_an_algorithm_that_an_extension_of_its_policy_adds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

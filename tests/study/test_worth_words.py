@@ -169,6 +169,7 @@ def test_the_note_on_personal_models_is_of_all_splits(capsys: pytest.CaptureFixt
         assert words in " ".join(capsys.readouterr().out.split())
 
 
+@pytest.mark.slow
 def test_local_scores_of_two_models_with_one_seed_are_both_printed(capsys: pytest.CaptureFixture[str]) -> None:
     """The JSON had one entry a seed, so that of two models only one was there."""
     cells = [added_cell("two-models", 2, 20, 1.0, model={"feature_norm": norm}) for norm in (4.0, 8.0)]
