@@ -214,16 +214,20 @@ def _round_deltas(epsilons: Floats, q: float, z: float, order: str) -> Floats:
     | ADD | N(0, z²) | (1 - q) N(0, z²) + q N(1, z²) |
     | REPLACE | (1 - q) N(0, z²) + q N(-1, z²) | (1 - q) N(0, z²) + q N(1, z²) |
 
-    H_ε is P(X) - e^ε Q(X) for the outputs X below the one at which the loss is ε.  An error in that output changes
-    H_ε by its square only, since the derivative is 0 there.
+    H_ε is P(X) - e^ε Q(X) for the outputs X below the one at which the loss is ε.  This output is
+
+    * -1/2 - z² log(1 + (e^ε - 1)/q) for REMOVE, and 1/2 + z² log(1 + (e^-ε - 1)/q) for ADD,
+    * -z² (ε/2 + asinh(a sinh(ε/2))) with a = e^(1/(2z²)) (1 - q)/q for REPLACE.
+
+    An error in the output changes H_ε by its square only, since the derivative is 0 there.
 
     Source: dp-accounting 0.6.0, `GaussianPrivacyLoss`, whose values these are up to rounding.
     """
-    # `outputs` are those at which the loss is ε.
     side = -1.0 if order == "ADD" else 1.0
     with np.errstate(all="ignore"):
         if order == "REPLACE":
             half = np.abs(epsilons) / 2.0
+            # asinh(w) = log(w + √(1 + w²)), with log w = log_sinh, since w = a sinh(|ε|/2) may overflow.
             log_sinh = 0.5 / z**2 + np.log1p(-q) - np.log(q) + half + np.log(-np.expm1(-2.0 * half)) - np.log(2.0)
             outputs = (
                 -np.sign(epsilons)
@@ -233,7 +237,7 @@ def _round_deltas(epsilons: Floats, q: float, z: float, order: str) -> Floats:
             # The loss is odd in the output, so that ε = 0 is at 0.
             outputs = np.where(epsilons == 0.0, 0.0, outputs)
         else:
-            # Logarithm of the ratio without sampling there, by a form for small and one for large values.
+            # log(1 + (e^±ε - 1)/q), by a form for small and one for large values.
             signed = side * epsilons
             small, large = (
                 np.log1p(np.expm1(signed) / q),

@@ -66,12 +66,12 @@ class SymmetricPairEpoch:
         gamma = math.exp(min(epsilon, _MAX_EPSILON))  # δ falls: a smaller ε is safe
         zero_index, spacing = self._grid(gamma, tail)
         points = as_floats(spacing * (np.arange(self.size + 1) - zero_index))
-        masses, missing_mean = self._ratio_distribution(gamma, points)
+        masses, last_mean = self._ratio_distribution(gamma, points)
         grid_points = points[:-1]
         upper_tails, lower_tails = self._tail_probabilities(masses, zero_index)
         weighted = grid_points * masses
         # D_1 above the grid counts in full, by the mean that is missing on the grid.
-        bound = float(weighted @ np.where(grid_points > 0.0, upper_tails, lower_tails)) + missing_mean
+        bound = float(weighted @ np.where(grid_points > 0.0, upper_tails, lower_tails)) + last_mean
         return min(1.0, bound * (1.0 + _RELATIVE_MARGIN) + self._rounding_error)
 
     def curve(self, knots: int, loose_curve: Curve) -> Curve:
@@ -165,23 +165,25 @@ class SymmetricPairEpoch:
         return math.ceil(low / spacing), spacing
 
     def _ratio_distribution(self, gamma: float, points: Floats) -> tuple[Floats, float]:
-        """Return the masses of D_1 on all points but the last, and the mean that was not moved to them.
+        """Return the masses of D_1 on all points but the last, and the mean of the mass at the last point.
 
-        D_1 between two points is split between them, with its mean kept.  So with equal spacing h and p(x) = E (x
-        - D_1)+, the mass at the lowest point x is (p(x + h) - p(x)) / h, and that at each other point is (p(x - h)
-        - 2 p(x) + p(x + h)) / h.
+        D_1 = e^(-1/(2z²)) (e^(Z/z) - γ e^(-Z/z)), with Z standard normal, rises with Z.  D_1 between two points is
+        split between them, with its mean kept.  So with equal spacing h and p(x) = E (x - D_1)+, the mass at the
+        lowest point x is (p(x + h) - p(x)) / h.  The mass at each other point is (p(x - h) - 2 p(x) + p(x + h)) / h,
+        and the last point also has the mass above it.
 
         Guarantee: mass below the grid is moved up to its lowest point.  All other mass keeps its mean, with the
         mean that is returned.
 
         Args:
             gamma: γ = e^ε.
-            points: Points of the grid, (size + 1,), ascending.
+            points: Points of the grid, (size + 1,), ascending, with equal spacing.
         """
         z = self.multiplier
         scaled_points = points * math.exp(0.5 / z**2)
         root_sums = np.hypot(scaled_points, 2.0 * math.sqrt(gamma)) + np.abs(scaled_points)
-        # Thresholds are the Z at which D equals each point x.  Calls are E (D - x)+, and puts E (x - D)+.
+        # Thresholds are the Z at which D equals each point x.  With s = x e^(1/(2z²)), u = e^(Z/z) is the root of
+        # u - γ/u = s, which is (s + √(s² + 4γ))/2.  Calls are E (D - x)+, and puts E (x - D)+.
         thresholds = z * np.log(np.where(scaled_points >= 0.0, 0.5 * root_sums, 2.0 * gamma / root_sums))
         calls = ndtr(1.0 / z - thresholds) - gamma * ndtr(-1.0 / z - thresholds) - points * ndtr(-thresholds)
         puts = points * ndtr(thresholds) - ndtr(thresholds - 1.0 / z) + gamma * ndtr(thresholds + 1.0 / z)
@@ -195,8 +197,9 @@ class SymmetricPairEpoch:
             puts[:-2] - 2.0 * puts[1:-1] + puts[2:],
             calls[:-2] - 2.0 * calls[1:-1] + calls[2:],
         )
-        missing_mean = points[-1] * (calls[-2] - calls[-1]) / spacing + calls[-1]
-        return as_floats(np.maximum(masses / spacing, 0.0)), max(0.0, float(missing_mean))
+        # Above the last point x_n, (D - x_n-1)+ - (D - x_n)+ is h.  Its mean over h is the mass at x_n and above.
+        last_mean = points[-1] * (calls[-2] - calls[-1]) / spacing + calls[-1]
+        return as_floats(np.maximum(masses / spacing, 0.0)), max(0.0, float(last_mean))
 
     def _tail_probabilities(self, masses: Floats, zero_index: int) -> tuple[Floats, Floats]:
         """Return an upper and a lower bound of P(R > -x) for every point x of the grid, each (size,).

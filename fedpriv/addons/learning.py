@@ -89,7 +89,7 @@ def measure_learning(cell: Cell, outcome: CellOutcome, first: tuple[int, float] 
         model = make_trained_model(task.objective, outcome.model)
     except InputError:  # for example, the records are elsewhere
         return {}
-    # Several labels of a record lie behind its features, and the view takes them from there.
+    # Records with several labels have them as further features, which a view of the objective splits off.
     view = find_labelled_view(task.objective)
     features, labels = task.test if view is None else view.with_labels(task.test)
     facts: dict[str, Any] = {"tests": len(labels)} | ({} if first is None else {"first": list(first)})
@@ -108,6 +108,7 @@ def measure_learning(cell: Cell, outcome: CellOutcome, first: tuple[int, float] 
     if constant_loss is not None:
         facts["loss"] = constant_loss
     is_counted = labels != IGNORED_CLASS
+    # Classes, of a model whose metrics have an accuracy.
     if "test_accuracy" in outcome.metrics and is_counted.any():
         class_counts = torch.stack([(labels == label).sum(0) for label in torch.unique(labels[is_counted])])
         facts["commonest"] = float(class_counts.max(0).values.sum() / is_counted.sum())

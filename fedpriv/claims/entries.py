@@ -395,20 +395,21 @@ class LedgerEntry:
         )
 
     def _streams_match_scenario(self) -> bool:
-        """Whether streams have all rounds of the record and steps of its scenario, and noisy ones all silos.
+        """Whether the release streams are of the rounds, silos and steps that the record's scenario has.
 
-        A scenario with `data.scale` needs a first step if the run has noise: its own one, or a stream of the party
-        "elsewhere" (`EXTERNAL_PARTY`).  Noisy streams also need the relation and the unit of [privacy], and keep
-        the targets that it sets for single silos.
+        The streams of rounds have as many rounds as the record says.  The streams with noise are of all silos, and
+        have the relation and the unit of [privacy].  They keep the targets that [privacy] sets for single silos.
+        A run with noise and [data.scale] has a first step: its own one, or that of another run, which stands in
+        the record as a stream of the party "elsewhere" (`EXTERNAL_PARTY`) with its μ.
         """
         record, noisy = self.record, [stream for stream in self.streams if stream.std]
         first_steps, rounds = (
             [stream for stream in self.streams if stream.step == step] for step in (FIRST_STEP, ROUNDS)
         )
         scale, privacy = record["scenario"]["data"].get("scale"), record["scenario"]["privacy"]
-        # Refused are integers of a simulation in floating point, streams of other steps, a first step without
-        # scaling, scaling of a run with noise without a first step, and a first step elsewhere whose μ is below
-        # its share of the claim.
+        # In the order of the conditions: integers of a simulation in floating point; a step that is neither; a
+        # first step without [data.scale], or noise and [data.scale] without a first step; and a first step elsewhere
+        # that has less of the μ than `data.scale.share` gives it.
         is_float = record["engine"] != "deployment" and record["scenario"]["run"].get("arithmetic") != "integers"
         if (
             (is_float and any(stream.integer_release for stream in (*self.streams, *self.test_streams)))

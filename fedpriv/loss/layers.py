@@ -243,7 +243,10 @@ class DenseTerms:
         if self.has_bias:  # its input is 1 at every point, so its gradient is the sum over all points
             squared, spread = squared + gradient_norms[0].square(), spread + gradient_norms[0]
         return NormBounds(
-            squared.sqrt(), spread, len(terms) + 4.0, sum_tensors([spread, *gradient_norms, *input_norms])
+            squared.sqrt(),
+            rounding_scale=spread,
+            rounding_count=len(terms) + 4.0,
+            operand_norm=sum_tensors([spread, *gradient_norms, *input_norms]),
         )
 
     def _squared_weight(self, spread: Tensor) -> Tensor:

@@ -182,9 +182,9 @@ def inspect_table(
     encoded = read_rows(table, schema)
     check_persons(encoded, schema, path)
     unit, train = _find_unit_keys(encoded, schema), encoded.split.train
-    # If entries of the table decide which rows are for training, every row has a place in training and in testing,
-    # but does not count in both.  A batch has all of a silo's places, as no entry decides their number.
-    # Warnings are of rows that count.
+    # If a column decides which rows are for training, each row has a place in both parts, and counts in one of them.
+    # So the number of places, which is public, depends on no entry.  Batches are planned by `sizes`, the places of
+    # each silo.  Warnings are of `training`, the rows or persons that count.
     sizes = _count_units(encoded, schema, train.row_indices, by_person="unit" in unit)
     training = _count_units(encoded, schema, train.row_indices[train.is_counted], by_person="unit" in unit)
     _warn_of_small_silos(encoded, schema, training, "persons in training" if unit else "training records")

@@ -70,7 +70,8 @@ def find_format(path: Path, known_format: CellFormat) -> CellFormat:
 
 def _find_separator(path: Path) -> str | None:
     """Return the separator with which the header has most names, or None for the file name's usual one."""
-    usual = find_separator(path)  # a .tsv file is opened with commas in place of tabs, so that "," stands for both
+    # `open_text` puts commas in place of a .tsv file's tabs, so that "," stands for the usual separator.
+    usual = find_separator(path)
     try:
         with open_text(path, CellFormat(usual if usual != "," else None)) as file:
             content = file.read(2**16)

@@ -307,6 +307,7 @@ def read_table(
         std: Standard deviation of the noise in each coordinate, in records.
     """
     names = [_cell_labels(name, table, axis_index, schema) for axis_index, name in enumerate(request.of)]
+    # Cells of counts, or the groups that have a curve each.
     groups = list(itertools.product(*names[: len(table.group_axes)]))
     result = TableResult(request.title, request.of, request.kind, std, ())
     if table.form == "counts":

@@ -26,7 +26,7 @@ def worth(
         bool,
         typer.Option(
             "--alone",
-            help="Only fit the local models, of every seed and model, for the row of tables and reports.",
+            help="Only fit the local models of every seed and model; tables and reports show them in a row of their own.",
         ),
     ] = False,
     personal: Annotated[
@@ -51,7 +51,9 @@ def worth(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="As JSON, silo by silo.")] = False,
 ) -> None:
-    """Is it worth joining? Each silo alone, nothing released, beside what a run's models gain.
+    """Is it worth joining? Compares models that each silo trains alone with those of a run.
+
+    Nothing of the local models is released.
 
     With --splits, --seeds, --trust, --epsilon or --plot it runs the scenario over a grid of ε and says from which
     on joining pays. It reads the records of all silos, so it is for simulations and public data.
