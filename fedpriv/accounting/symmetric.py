@@ -169,8 +169,8 @@ class SymmetricPairEpoch:
 
         D_1 = e^(-1/(2z²)) (e^(Z/z) - γ e^(-Z/z)), with Z standard normal, rises with Z.  D_1 between two points is
         split between them, with its mean kept.  So with equal spacing h and p(x) = E (x - D_1)+, the mass at the
-        lowest point x is (p(x + h) - p(x)) / h.  The mass at each other point is (p(x - h) - 2 p(x) + p(x + h)) / h,
-        and the last point also has the mass above it.
+        lowest point x is (p(x + h) - p(x)) / h.  That at each other point is (p(x - h) - 2 p(x) + p(x + h)) / h, and
+        the last point also has the mass above it.
 
         Guarantee: mass below the grid is moved up to its lowest point.  All other mass keeps its mean, with the
         mean that is returned.

@@ -398,8 +398,8 @@ def parse_scenario(tree: Mapping[str, Any], source: str, overrides: Iterable[str
     if published is not None or growth is not None:
         new_axes = {key: values for key, values in axes.items() if key != "seeds" and key not in file_axes}
         new_values = {key: values[0] if len(values) == 1 else values for key, values in new_axes.items()}
-        # An axis that the file has not: its one value, or its list of values, is compared with the file's value.  A
-        # list differs from it, unless the file has a list as the value, the same one.
+        # Of an axis that the file has not, the one value or the list of values is compared with the file's value.
+        # A list differs from it, unless the file has this list as the value.
         changed = find_changed_keys(
             file_tree,
             {**override_parts.fixed_values, **new_values},

@@ -182,7 +182,7 @@ def inspect_table(
     encoded = read_rows(table, schema)
     check_persons(encoded, schema, path)
     unit, train = _find_unit_keys(encoded, schema), encoded.split.train
-    # If a column decides which rows are for training, each row has a place in both parts, and counts in one of them.
+    # If a column decides which rows are for training, each row has a place in both parts, and counts in one.
     # So the number of places, which is public, depends on no entry.  Batches are planned by `sizes`, the places of
     # each silo.  Warnings are of `training`, the rows or persons that count.
     sizes = _count_units(encoded, schema, train.row_indices, by_person="unit" in unit)

@@ -26,7 +26,7 @@ def worth(
         bool,
         typer.Option(
             "--alone",
-            help="Only fit the local models of every seed and model; tables and reports show them in a row of their own.",
+            help="Only fit the local models, of every seed and model. Tables and reports show them.",
         ),
     ] = False,
     personal: Annotated[
