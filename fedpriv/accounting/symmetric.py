@@ -167,10 +167,10 @@ class SymmetricPairEpoch:
     def _ratio_distribution(self, gamma: float, points: Floats) -> tuple[Floats, float]:
         """Return the masses of D_1 on all points but the last, and the mean of the mass at the last point.
 
-        D_1 = e^(-1/(2z²)) (e^(Z/z) - γ e^(-Z/z)), with Z standard normal, rises with Z.  D_1 between two points is
-        split between them, with its mean kept.  So with equal spacing h and p(x) = E (x - D_1)+, the mass at the
-        lowest point x is (p(x + h) - p(x)) / h.  That at each other point is (p(x - h) - 2 p(x) + p(x + h)) / h, and
-        the last point also has the mass above it.
+        D_1 = e^(-1/(2z²)) (e^(Z/z) - γ e^(-Z/z)), with Z standard normal, rises with Z.  D_1 between two points
+        is split between them, with its mean kept.  So with equal spacing h and p(x) = E (x - D_1)+, the mass at
+        the lowest point x is (p(x + h) - p(x)) / h, and at another point (p(x - h) - 2 p(x) + p(x + h)) / h.  The
+        last point also has the mass above it.
 
         Guarantee: mass below the grid is moved up to its lowest point.  All other mass keeps its mean, with the
         mean that is returned.

@@ -407,9 +407,9 @@ class LedgerEntry:
             [stream for stream in self.streams if stream.step == step] for step in (FIRST_STEP, ROUNDS)
         )
         scale, privacy = record["scenario"]["data"].get("scale"), record["scenario"]["privacy"]
-        # In the order of the conditions: integers of a simulation in floating point, a step that is neither, a first
-        # step without [data.scale] or the other way round in a run with noise, and a first step elsewhere that has
-        # less of the μ than `data.scale.share` gives it.
+        # In the order of the conditions: integers of a simulation in floating point, a step that is neither, a
+        # first step without [data.scale] or the other way round in a run with noise, and a first step elsewhere
+        # that has less of the μ than `data.scale.share` gives it.
         is_float = record["engine"] != "deployment" and record["scenario"]["run"].get("arithmetic") != "integers"
         if (
             (is_float and any(stream.integer_release for stream in (*self.streams, *self.test_streams)))
