@@ -328,7 +328,7 @@ def check_readable(mechanism: Mechanism, workload: Workload, algorithm: str) -> 
     """Check that a user's mechanism can be read back from a ledger, and that its claims hold.
 
     Mechanisms of fedpriv pass.  A user's class has to be in the table under its name, to survive a round trip
-    through JSON, and to pass `check_mechanism_claims`.
+    through JSON with its certificate, and to pass `check_mechanism_claims`.
 
     Args:
         mechanism: Mechanism of the run.
@@ -346,6 +346,7 @@ def check_readable(mechanism: Mechanism, workload: Workload, algorithm: str) -> 
             f"could not be read back; add it with fedpriv.add_mechanism({kind.__name__}), or take one of "
             f"{', '.join(MECHANISMS)}"
         )
+    check_mechanism_claims(mechanism, workload)
     try:
         read_back = mechanism_from_data(json.loads(json.dumps(mechanism.as_data())))
         # Attributes that no field gives are lost, and `==` need not see them.
@@ -359,7 +360,6 @@ def check_readable(mechanism: Mechanism, workload: Workload, algorithm: str) -> 
             f"mechanism {mechanism.name!r}: what it writes (as_data) is not what it is read as (from_data); its "
             "fields are numbers, text, and tuples of them"
         )
-    check_mechanism_claims(mechanism, workload)
 
 
 def integer_form(mechanism: Mechanism, workload: Workload) -> Factorization:
