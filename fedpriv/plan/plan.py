@@ -23,7 +23,14 @@ from fedpriv.core.replicates import Scalar
 from fedpriv.loss.estimators import Estimator, PlainGradient, RaisedClips, Round, make_rounds, max_running_sum
 from fedpriv.loss.features import check_augmentation_allowed
 from fedpriv.loss.models import SHIPPED as SHIPPED_MODELS
-from fedpriv.loss.objective import PROVED_DIAMETERS, Deterministic, EvaluationView, Objective, is_shipped
+from fedpriv.loss.objective import (
+    PROVED_DIAMETERS,
+    Deterministic,
+    EvaluationView,
+    Objective,
+    find_innermost_objective,
+    is_shipped,
+)
 from fedpriv.loss.ridge import RidgeStatistics
 from fedpriv.loss.rows import ColumnMoments
 from fedpriv.loss.views import PerUnit
@@ -386,12 +393,13 @@ def make_plan(cell: Cell, objective: Objective, *, for_release: bool = False) ->
     check_clips(rounds, max(batch_sizes), private)
     # Noise, on integers or in floating point.
     exact, grid = None, None
-    # A diameter is proved for the features of fedpriv's models, and for objectives that its rows make of them.
+    # Without views, a diameter is proved for the features that fedpriv's own models and rows give the objective.
     diameter = (
         find_increment_diameter(row_objective, estimator, mechanism, schedule)
-        if cell.model.name in SHIPPED_MODELS
-        and is_shipped(row.objective)
-        and is_shipped(row.model or row.objective)
+        if type(find_innermost_objective(row_objective)) not in PROVED_DIAMETERS
+        or (
+            cell.model.name in SHIPPED_MODELS and all(map(is_shipped, (row.objective, row.model or row.objective)))
+        )
         else APART
     )
     if _uses_integers(cell, for_release):

@@ -37,6 +37,7 @@ from fedpriv.noise.registry import USER_MECHANISMS, add_mechanism, check_mechani
 from fedpriv.noise.series import Workload
 from fedpriv.papers.table import ALGORITHMS
 from fedpriv.participation.orders import Dependence, declared_dependence
+from fedpriv.plan.evaluation import make_evaluation_plan
 from fedpriv.plan.plan import Plan, make_plan
 from fedpriv.plan.task import load_task
 from fedpriv.scenario.load import resolve_cell
@@ -254,3 +255,18 @@ def test_guarantee_the_noise_of_every_mechanism_is_measured_also_of_those_that_c
     check_mechanism_claims(Unequal(), workload_of(8, 1.0))
     with pytest.raises(InputError, match="its certificate says"):
         check_mechanism_claims(Unequal(factor=0.1), workload_of(8, 1.0))
+
+
+class Mixing(View):
+    """A loss that says that other records of a batch, such as those of one person, enter each record's loss."""
+
+    dependence = Dependence.RECORD | Dependence.BATCH
+
+
+def test_guarantee_a_loss_that_mixes_records_is_not_evaluated_with_noise_for_single_ones() -> None:
+    """Gains: all test records move with one of them, as scores said to depend on their own record alone."""
+    cell = resolve_cell(small_tree(evaluation={"records": 30, "mu": 1.0}), "test")
+    loss = load_task(cell).objective
+    assert make_evaluation_plan(cell, loss) is not None
+    with pytest.raises(InputError, match=r"does not go with .*, .* depends on other records of the batch"):
+        make_evaluation_plan(cell, Mixing(loss))
