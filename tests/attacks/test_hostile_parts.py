@@ -131,7 +131,7 @@ def test_guarantee_no_wrapper_hides_the_undeclared_dependence_of_a_loss_without_
     """Gains: everything, as a loss that declares nothing may add what other records say."""
     assert Dependence.UNKNOWN in declared_dependence(Sure(Bare(None)))  # type: ignore[arg-type]
     with pytest.raises(InputError, match=r"does not go with Bare, .* does not declare"):
-        planned(objective=lambda _settings, _problem, loss: Sure(Bare(loss)))
+        planned(objective=lambda _settings, _problem, loss: Sure(Bare(loss)))  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)
