@@ -8,6 +8,7 @@ floats and in entries for each replicate.
 import dataclasses
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar, Union, cast
 
 if TYPE_CHECKING:  # commands of accounting import this module without torch, to start fast
@@ -83,18 +84,25 @@ def stack_signature(component: Any) -> Any:
     The signature of a dataclass is its type and the signatures of its fields.  A field with the metadata `SHARED`
     counts with its value, and one with `PER_REPLICATE` does not count.  Floats may differ, so that the signature
     of a float is its type.  Any other value is its own signature.
+
+    A dataclass with further attributes, which no copy with other fields would have, has a signature that equals no
+    other.
     """
-    if isinstance(component, float):
-        return float
-    if dataclasses.is_dataclass(component) and not isinstance(component, type):
-        fields = [field for field in dataclasses.fields(component) if field.metadata != PER_REPLICATE]
-        return type(component), tuple(
-            getattr(component, field.name)
-            if field.metadata == SHARED
-            else stack_signature(getattr(component, field.name))
-            for field in fields
-        )
-    return component
+    if not dataclasses.is_dataclass(component) or isinstance(component, type):
+        return float if isinstance(component, float) else component
+    fields = dataclasses.fields(component)
+    if any(
+        not isinstance(getattr(type(component), name, None), cached_property)
+        for name in vars(component).keys() - {field.name for field in fields}
+    ):
+        return object()
+    return type(component), tuple(
+        getattr(component, field.name)
+        if field.metadata == SHARED
+        else stack_signature(getattr(component, field.name))
+        for field in fields
+        if field.metadata != PER_REPLICATE
+    )
 
 
 def stack(components: Sequence[Stackable], dtype: "torch.dtype", device: "torch.device") -> Stackable:
@@ -102,7 +110,7 @@ def stack(components: Sequence[Stackable], dtype: "torch.dtype", device: "torch.
 
     Dataclasses are stacked field by field.  A float that is equal in all components stays a float, and other
     floats become a column (R, 1).  Tuples in `PER_REPLICATE` fields are concatenated.  Any other value is that of
-    the first component.
+    the first component.  A single component is returned as it is.
 
     Args:
         components: One component for each replicate, R of them, with equal `stack_signature`.
@@ -110,17 +118,16 @@ def stack(components: Sequence[Stackable], dtype: "torch.dtype", device: "torch.
         device: Device of the columns.
     """
     first: Any = components[0]
-    stacked: Any = first
     if isinstance(first, float) and any(component != first for component in components):
         import torch
 
-        stacked = torch.tensor(components, dtype=dtype, device=device).unsqueeze(-1)
-    elif dataclasses.is_dataclass(first) and not isinstance(first, type):
-        columns = {
-            field.name: sum((getattr(component, field.name) for component in components), ())
-            if field.metadata == PER_REPLICATE
-            else stack([getattr(component, field.name) for component in components], dtype, device)
-            for field in dataclasses.fields(first)
-        }
-        stacked = dataclasses.replace(first, **columns)
-    return cast(Stackable, stacked)
+        return cast(Stackable, torch.tensor(components, dtype=dtype, device=device).unsqueeze(-1))
+    if not dataclasses.is_dataclass(first) or isinstance(first, type) or len(components) == 1:
+        return cast(Stackable, first)
+    columns = {
+        field.name: sum((getattr(component, field.name) for component in components), ())
+        if field.metadata == PER_REPLICATE
+        else stack([getattr(component, field.name) for component in components], dtype, device)
+        for field in dataclasses.fields(first)
+    }
+    return cast(Stackable, dataclasses.replace(first, **columns))

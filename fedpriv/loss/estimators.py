@@ -202,8 +202,12 @@ class Estimator(Protocol):
 
 @lru_cache(maxsize=4)
 def make_rounds(estimator: Estimator, rounds: int) -> tuple[Round, ...]:
-    """Make the records of rounds 1 … `rounds`, and cache them."""
-    return tuple(map(estimator.round, range(1, rounds + 1)))
+    """Make the records of rounds 1 … `rounds`, and cache them.
+
+    Guarantee: the record of round t has the number t, by which noise and records are drawn, whatever number a
+    user's estimator gives it, and its clips are those of `Round`.
+    """
+    return tuple(Round(*estimator.round(t))._replace(t=t) for t in range(1, rounds + 1))
 
 
 @lru_cache(maxsize=4)

@@ -39,10 +39,9 @@ from fedpriv.loss.objective import (
     Objective,
     Query,
     Records,
-    View,
+    RecordView,
     find_innermost_objective,
 )
-from fedpriv.participation.orders import Dependence
 
 Score = Literal["auc", "balanced_accuracy", "calibration_error", "r2", "mae", "concordance", "integrated_brier"]
 CALIBRATION_BINS = 15
@@ -328,7 +327,7 @@ def check_scores(
 
 
 @dataclass(frozen=True)
-class SummedScores(View):
+class SummedScores(RecordView):
     """`base` with increments that are scores of its test records, at points (..., d) that are models.
 
     Increments have the bound `norm` and are not clipped: the arguments `clip` and the query's coefficients are not
@@ -344,7 +343,6 @@ class SummedScores(View):
     classes: bool
     """Whether the model is a classification."""
 
-    dependence = Dependence.RECORD
     convex, convex_within = False, 0.0
 
     @property

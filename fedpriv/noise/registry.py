@@ -9,7 +9,6 @@ import dataclasses
 import json
 import re
 from collections.abc import Mapping
-from functools import lru_cache
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
@@ -121,7 +120,6 @@ def _prefix_sum_matrix(workload: Workload) -> Floats:
     return np.where((lag >= 0) & in_same_period, float(workload.decay) ** np.maximum(lag, 0), 0.0)
 
 
-@lru_cache(maxsize=4)
 def _noise_matrix(mechanism: Mechanism, rounds: int) -> tuple[Floats, int]:
     """Measure B, (T, T), by running `noise` on unit vectors, and the most vectors of a state.
 
@@ -330,7 +328,7 @@ def check_readable(mechanism: Mechanism, workload: Workload, algorithm: str) -> 
     """Check that a user's mechanism can be read back from a ledger, and that its claims hold.
 
     Mechanisms of fedpriv pass.  A user's class has to be in the table under its name, to survive a round trip
-    through JSON, and to pass `check_mechanism_claims`.
+    through JSON with its certificate, and to pass `check_mechanism_claims`.
 
     Args:
         mechanism: Mechanism of the run.
@@ -348,9 +346,13 @@ def check_readable(mechanism: Mechanism, workload: Workload, algorithm: str) -> 
             f"could not be read back; add it with fedpriv.add_mechanism({kind.__name__}), or take one of "
             f"{', '.join(MECHANISMS)}"
         )
+    check_mechanism_claims(mechanism, workload)
     try:
         read_back = mechanism_from_data(json.loads(json.dumps(mechanism.as_data())))
-        is_same = read_back == mechanism and hash(read_back) == hash(mechanism)
+        # Attributes that no field gives are lost, and `==` need not see them.
+        is_same = (read_back, hash(read_back), read_back.certified(workload)) == (
+            *(mechanism, hash(mechanism), mechanism.certified(workload)),
+        )
     except TypeError:
         is_same = False
     if not is_same:
@@ -358,7 +360,6 @@ def check_readable(mechanism: Mechanism, workload: Workload, algorithm: str) -> 
             f"mechanism {mechanism.name!r}: what it writes (as_data) is not what it is read as (from_data); its "
             "fields are numbers, text, and tuples of them"
         )
-    check_mechanism_claims(mechanism, workload)
 
 
 def integer_form(mechanism: Mechanism, workload: Workload) -> Factorization:

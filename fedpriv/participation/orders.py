@@ -91,11 +91,11 @@ def declared_dependence(part: object) -> Dependence:
         part: The objective, or a view, which wraps the objective `base`.
     """
     declared: Any = getattr(part, "dependence", UNDECLARED)
-    # A `base` with increments of its own, `per_record`, is an objective.
+    # A `base` with increments of its own is an objective.
     base = getattr(part, "base", None)
     if isinstance(declared, Dependence):
         # A view declares anew all facts but these two, which it cannot remove.
-        inner = declared_dependence(base) if hasattr(base, "per_record") else Dependence(0)
+        inner = declared_dependence(base) if hasattr(base, "increment") else Dependence(0)
         return declared | inner & (Dependence.POSITION | Dependence.UNKNOWN)
     return UNDECLARED
 
@@ -128,7 +128,7 @@ def _name_of_cause(part: Any, allowed_dependence: Dependence) -> str:
 
     The search goes on from a view to the objective `base` while this objective depends on too much as well.
     """
-    while hasattr(base := getattr(part, "base", None), "per_record") and (
+    while hasattr(base := getattr(part, "base", None), "increment") and (
         declared_dependence(base) & ~allowed_dependence
     ):
         part = base

@@ -22,7 +22,15 @@ from fedpriv.core.random import SERVER, public_generator
 from fedpriv.core.replicates import Scalar
 from fedpriv.loss.estimators import Estimator, PlainGradient, RaisedClips, Round, make_rounds, max_running_sum
 from fedpriv.loss.features import check_augmentation_allowed
-from fedpriv.loss.objective import PROVED_DIAMETERS, Deterministic, EvaluationView, Objective, is_shipped
+from fedpriv.loss.models import SHIPPED as SHIPPED_MODELS
+from fedpriv.loss.objective import (
+    PROVED_DIAMETERS,
+    Deterministic,
+    EvaluationView,
+    Objective,
+    find_innermost_objective,
+    is_shipped,
+)
 from fedpriv.loss.ridge import RidgeStatistics
 from fedpriv.loss.rows import ColumnMoments
 from fedpriv.loss.views import PerUnit
@@ -349,6 +357,14 @@ def make_plan(cell: Cell, objective: Objective, *, for_release: bool = False) ->
                 'lacks noise that protects by itself; use "untrusted"': (
                     not trust.private_messages and any(step.local is not None for step in rounds)
                 ),
+                f"{row.name}: silos step from each release by itself, whose noise is independent; take another "
+                f"mechanism than {mechanism.name}": (
+                    type(mechanism) is not IndependentGaussian and any(step.local is not None for step in rounds)
+                ),
+                f"model.name = {cell.model.name!r}: x_1 has another shape than ({unit_objective.dimension},), "
+                "in which noise is drawn; let `dimension` and `initial` agree": (
+                    unit_objective.initial().shape != (unit_objective.dimension,)
+                ),
                 f"algorithm.trust = {trust.name!r}: with the noise of {row.name} only what ends a phase is "
                 f"private, and every query is broadcast; use {CURATOR.name!r}": (
                     trust.broadcasts and not mechanism.protects_queries
@@ -377,7 +393,15 @@ def make_plan(cell: Cell, objective: Objective, *, for_release: bool = False) ->
     check_clips(rounds, max(batch_sizes), private)
     # Noise, on integers or in floating point.
     exact, grid = None, None
-    diameter = find_increment_diameter(row_objective, estimator, mechanism, schedule)
+    # Without views, a diameter is proved for the features that fedpriv's own models and rows give the objective.
+    diameter = (
+        find_increment_diameter(row_objective, estimator, mechanism, schedule)
+        if type(find_innermost_objective(row_objective)) not in PROVED_DIAMETERS
+        or (
+            cell.model.name in SHIPPED_MODELS and all(map(is_shipped, (row.objective, row.model or row.objective)))
+        )
+        else APART
+    )
     if _uses_integers(cell, for_release):
         exact = make_exact_plan(cell, unit_objective, estimator, mechanism, workload, diameter)
         mechanism, noise = (
@@ -493,8 +517,9 @@ def find_increment_diameter(
         or order.client_initiated
     ):
         return APART
-    diameter: float = cast(Any, objective).diameter
-    return min(APART, max(1.0, diameter / float(first.clip)) * (1.0 + ROUNDING_ALLOWANCE))
+    return min(
+        APART, max(1.0, float(cast(Any, objective).diameter) / float(first.clip)) * (1.0 + ROUNDING_ALLOWANCE)
+    )
 
 
 def check_scaling_known(cell: Cell) -> None:
