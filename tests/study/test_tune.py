@@ -24,6 +24,7 @@ from fedpriv.addons.tune.grids import (
     make_default_grid,
     make_trial,
     pair_grids,
+    parse_grid,
 )
 from fedpriv.addons.tune.options import TuneRequest
 from fedpriv.addons.tune.tune import _read_score, noisy_score
@@ -405,6 +406,14 @@ def test_a_grid_of_a_tuning_file_can_be_named_by_a_numeric_swept_value(tmp_path:
     assert [(when["privacy.mu"], grid) for when, _, grid in rows] == [
         (mu, grids[str(mu)]) for mu in (1.0, 4.0)
     ] * 2
+
+
+@pytest.mark.parametrize("rest", ["algorithm.clip=[2]", "[privacy]", "value.x = 1"])
+def test_a_grid_that_goes_on_behind_a_line_break_is_refused(rest: str) -> None:
+    """Before: further lines were parsed as keys of their own, and dropped in silence."""
+    assert parse_grid(["algorithm.step=[1,\n2]"]) == {"algorithm.step": [1, 2]}
+    with pytest.raises(InputError, match=r"--grid 'algorithm\.step=\[1\]\\n.*expected KEY=\[VALUE"):
+        parse_grid([f"algorithm.step=[1]\n{rest}"])
 
 
 def test_a_metric_that_is_not_finite_is_reported_as_such_and_not_as_missing() -> None:
