@@ -82,8 +82,8 @@ def test_coefficients_with_intervals_are_refused_for_softmax_regression(tmp_path
         explore.compute_coefficients(read_results(folder).cells[0], folder)
 
 
-NEWTON = {
-    "algorithm": {"name": "noisy-newton", "trust": "untrusted", "clip": 1.0, "curvature_clip": 0.5, "penalty": 0.1},
+NEWTON: dict[str, Any] = {
+    "algorithm": {"name": "noisy-newton", "trust": "untrusted", "clip": 1, "curvature_clip": 0.5, "penalty": 0.1},
     "model": {"name": "logistic-regression", "feature_norm": 2.0},
     "federation": {"silos": 2, "rounds": 2, "batches": [50, 50]},
 }
