@@ -159,8 +159,7 @@ def _takes_logits(loss: Loss) -> bool:
 
 def _are_shares(outputs: Tensor) -> bool:
     """Whether outputs lie in 0 … 1, and are not all the same."""
-    low, high = float(outputs.min()), float(outputs.max())
-    return 0.0 <= low < high <= 1.0
+    return bool(0.0 <= outputs.min() < outputs.max() <= 1.0)
 
 
 def describe_findings(results: Results) -> list[str]:
@@ -220,10 +219,11 @@ def _find_faults(cells: Sequence[Mapping[str, Any]]) -> list[str]:
             f"{end:.4g} at the end."
         )
     firsts = [cell["learning"]["first"] for cell in cells if "first" in cell.get("learning", {})]
-    if firsts and means["test_loss"] > _RISE * (first_loss := statistics.fmean(loss for _, loss in firsts)) > 0.0:
+    last_loss = means.get("test_loss", math.nan)
+    if firsts and last_loss > _RISE * (first_loss := statistics.fmean(loss for _, loss in firsts)) > 0.0:
         sentences.append(
             f"The test loss rises{_PLACE}: it is {first_loss:.4g} after round {firsts[0][0]}, and "
-            f"{means['test_loss']:.4g} at the end. A shorter step may do better."
+            f"{last_loss:.4g} at the end. A shorter step may do better."
         )
     clipped_shares = [share for cell in cells if (share := cell["fraction_clipped"]) is not None]
     if sentences and min(clipped_shares, default=0.0) >= _ALL_CLIPPED:
@@ -249,19 +249,20 @@ def _compare_with_constant(
         [cell["learning"]["loss"] for cell in cells if "loss" in cell.get("learning", {})],
     )
     if (share := facts.get("commonest")) is not None:
-        error = math.sqrt(share * (1.0 - share) / facts["tests"])  # standard error of a share of the test records
-        if means["test_accuracy"] <= share + min(2.0 * error, _MARGIN):
+        # Standard error of a share of the test records.
+        error = math.sqrt(share * (1.0 - share) / facts.get("tests", 1))
+        if means.get("test_accuracy", math.nan) <= share + min(2.0 * error, _MARGIN):
             reasons.append(
                 f"accuracy is not clearly above the {100.0 * share:.1f} % of always naming the commonest class"
             )
     balanced = [cell["learning"]["balanced"] for cell in cells if "balanced" in cell.get("learning", {})]
-    if balanced and statistics.fmean(balanced) <= 1.0 / facts["classes"] + _MARGIN:
+    if balanced and "classes" in facts and statistics.fmean(balanced) <= 1.0 / facts["classes"] + _MARGIN:
         reasons.append(
             f"balanced accuracy, the mean over {facts['classes']} classes, is "
             f"{100.0 * statistics.fmean(balanced):.1f} %, and naming any one class has "
             f"{100.0 / facts['classes']:.1f} %"
         )
-    if losses and means["test_loss"] >= statistics.fmean(losses):
+    if losses and means.get("test_loss", math.nan) >= statistics.fmean(losses):
         caveat = ", whatever the accuracy" if "test_accuracy" in means else ""
         reasons.append(
             f"test loss is not below {statistics.fmean(losses):.4g}, that of the best constant outputs{caveat}"

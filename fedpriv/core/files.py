@@ -18,7 +18,7 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedpriv.core.errors import InputError, suggestion
+from fedpriv.core.errors import InputError, refuse, suggestion
 
 _READABLE_MODE = 0o666  # minus the umask
 PRIVATE_MODE = 0o600
@@ -88,6 +88,23 @@ def read_complete_lines(path: Path) -> list[bytes]:
         for line in (path.read_bytes().splitlines(keepends=True) if path.exists() else [])
         if line.endswith(b"\n")
     ]
+
+
+def refuse_pipe(path: Path) -> Path:
+    """Return a path that is no named pipe, since a reader would wait for another program to write into it.
+
+    Pipes in /dev and /dev/fd, such as /dev/stdin and those of a shell's process substitution, have a writer.
+
+    Raises:
+        InputError: The path is a named pipe.
+    """
+    refuse(
+        {
+            f"{path}: is a named pipe; expected a file": path.is_fifo()
+            and str(path.parent) not in ("/dev", "/dev/fd")
+        }
+    )
+    return path
 
 
 def load_json(text: str | bytes) -> Any:
@@ -193,10 +210,10 @@ def find_scenario_file(path: Path) -> Path:
     shipped scenario NAME.
 
     Raises:
-        InputError: There is neither a file nor a shipped scenario of this name.
+        InputError: There is neither a file nor a shipped scenario of this name, or the path is a named pipe.
     """
     if path.exists() and not path.is_dir():
-        return path
+        return refuse_pipe(path)
     scenarios, name = list_shipped_scenarios(), path.name.removesuffix(".toml")
     if name in scenarios and path.parent in (Path(), Path("scenarios")) and path.suffix in ("", ".toml"):
         return scenarios[name]

@@ -22,8 +22,8 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
 
-from fedpriv.core.errors import InputError, sanitize_line
-from fedpriv.core.files import PRIVATE_MODE
+from fedpriv.core.errors import InputError, refuse, sanitize_line
+from fedpriv.core.files import PRIVATE_MODE, refuse_pipe
 
 _MAX_BYTES = 2**24
 """Largest size of a document in bytes."""
@@ -57,8 +57,12 @@ def read_canonical_json(content: bytes, source: object) -> dict[str, Any]:
         InputError: The bytes are no canonical JSON object, an integer in it is beyond 2^63, or there are more than
             2^24 bytes.
     """
-    if len(content) > _MAX_BYTES:
-        raise InputError(f"{source}: has {len(content)} bytes, and a signed document at most {_MAX_BYTES}")
+    refuse(
+        {
+            f"{source}: has {len(content)} bytes, and a signed document at most {_MAX_BYTES}": len(content)
+            > _MAX_BYTES
+        }
+    )
     try:
         tree = json.loads(content.decode("ascii"), parse_int=parse_bounded_int, parse_constant=refuse_non_finite)
         if isinstance(tree, dict) and canonical_json(tree) == content:
@@ -191,8 +195,7 @@ def read_signers(path: Path) -> dict[str, Ed25519PublicKey]:
         if signer in keys or any(format_public_key(key) == format_public_key(other) for other in keys.values()):
             raise InputError(f"{path}, line {line_number}: {signer} or its key is there already; each has its own")
         keys[signer] = key
-    if not keys:
-        raise InputError(f'{path}: expected lines such as "coordinator ssh-ed25519 AAAA…"')
+    refuse({f'{path}: expected lines such as "coordinator ssh-ed25519 AAAA…"': not keys})
     return keys
 
 
@@ -203,8 +206,7 @@ def read_private_key(path: Path) -> Ed25519PrivateKey:
         InputError: The file cannot be read or has no such key, or gives its group or others a right.
     """
     content = read_file_bytes(path)
-    if stat.S_IMODE(path.stat().st_mode) & 0o077:
-        raise InputError(f"{path}: others can read this key; chmod 600 it")
+    refuse({f"{path}: others can read this key; chmod 600 it": stat.S_IMODE(path.stat().st_mode) & 0o077})
     try:
         key = load_ssh_private_key(content, password=None)
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:
@@ -256,9 +258,9 @@ def read_file_bytes(path: Path) -> bytes:
     """Read a file.
 
     Raises:
-        InputError: The file cannot be read.
+        InputError: The file cannot be read, or is a named pipe.
     """
     try:
-        return path.read_bytes()
+        return refuse_pipe(path).read_bytes()
     except OSError as error:
         raise InputError(f"{path}: cannot be read: {error}") from None

@@ -147,8 +147,9 @@ class ExactAccountant:
         """
         refuse(
             {
-                "load_state_dict: the state is of another accountant or configuration": any(
-                    state.get(key) != self.state_dict()[key] for key in ("backend", "config")
+                "load_state_dict: the state is of another accountant or configuration": (
+                    not isinstance(state, dict)
+                    or any(state.get(key) != self.state_dict()[key] for key in ("backend", "config"))
                 )
             }
         )

@@ -485,7 +485,7 @@ def weights_error(weights: str, key: str, path: str, error: Exception) -> CodeEr
     # torch's own text on a file that it cannot unpickle gives other advice, or is empty or a number.
     reason = (
         "holds no state_dict that can be loaded; save module.state_dict() with torch.save"
-        if isinstance(error, UnpicklingError | LookupError | EOFError)
+        if isinstance(error, UnpicklingError | LookupError | EOFError | AttributeError)  # of no dictionary
         else " ".join(str(error).split())
     )
     return CodeError(f"{key} = {weights!r}: do not fit {path!r}", sanitize_line(reason, 200))

@@ -128,10 +128,15 @@ class ModelEvaluation(NamedTuple):
     """Other metrics of the objective by name, (...) each."""
 
     def to_metrics(self) -> dict[str, Tensor]:
-        """Return all metrics by the names that results have."""
+        """Return all metrics by the names that results have, with an accuracy of NaN where the loss is NaN."""
         return {
             "test_loss": self.loss,
-            **({} if self.accuracy is None else {"test_accuracy": self.accuracy}),
+            # Right predictions among outputs of NaN are chance.
+            **(
+                {}
+                if self.accuracy is None
+                else {"test_accuracy": self.accuracy.where(~self.loss.isnan(), torch.nan)}
+            ),
             **self.metrics,
         }
 

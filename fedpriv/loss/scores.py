@@ -135,11 +135,14 @@ def balanced_accuracy(outputs: Tensor, labels: Tensor) -> Tensor:
     Args:
         outputs: Logits, (..., n, classes) or (..., n, 1).
         labels: Classes, (n,).
+
+    Returns:
+        The mean for each model, (...), or NaN if one of its outputs is NaN.
     """
     is_right = (to_logits(outputs).max(-1).indices == labels).to(outputs.dtype)
     counts = torch.bincount(labels)
     right_counts = is_right.new_zeros(*is_right.shape[:-1], len(counts)).index_add_(-1, labels, is_right)
-    return (right_counts / counts)[..., counts > 0].mean(-1)
+    return (right_counts / counts)[..., counts > 0].mean(-1).where(~outputs.isnan().any(-1).any(-1), torch.nan)
 
 
 def calibration_error(outputs: Tensor, labels: Tensor) -> Tensor:

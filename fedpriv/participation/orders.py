@@ -712,7 +712,7 @@ class Phases(PublicOrder):
     Guarantee: every record takes part in exactly one round of one phase.
 
     Raises:
-        InputError: There is no phase, or one without a round.
+        InputError: There is no phase, or one whose length is no whole number of rounds from 1.
 
     Example:
         >>> phases = Phases((2, 1))
@@ -725,8 +725,10 @@ class Phases(PublicOrder):
     lengths: tuple[int, ...]
 
     def __post_init__(self) -> None:
-        if not self.lengths or min(self.lengths) < 1:
-            raise InputError(f"lengths = {self.lengths}: there is a phase at least, each of 1 or more rounds")
+        if not self.lengths or not all(type(length) is int and length >= 1 for length in self.lengths):
+            raise InputError(
+                f"lengths = {self.lengths}: expected one phase or more, each of 1 or more rounds"
+            )
 
     @property
     def rounds(self) -> int:

@@ -60,8 +60,8 @@ def parse_assignment(assignment: str, option: str = "--set") -> tuple[str, Any]:
     """Parse "KEY=VALUE" of a command line's option, with the value as TOML.
 
     Args:
-        assignment: Text "KEY=VALUE", where the key ends at the first equals sign.  A value that is no TOML counts
-            as a text, without blanks around it.
+        assignment: Text "KEY=VALUE", where the key ends at the first equals sign.  A value that is no TOML, or is
+            followed by further keys, counts as a text, without blanks around it.
         option: Name of the option in messages.
 
     Returns:
@@ -70,14 +70,14 @@ def parse_assignment(assignment: str, option: str = "--set") -> tuple[str, Any]:
     Raises:
         InputError: The text has no equals sign, or no key before it.
     """
-    key, equals, text = assignment.partition("=")
-    key = key.strip()
+    key, equals, text = map(str.strip, assignment.partition("="))
     if not equals or not key:
         raise InputError(f"{option} {assignment!r}: expected KEY=VALUE, such as {option} federation.silos=10")
     try:
-        return key, tomllib.loads(f"value = {text}")["value"]
+        (value,) = tomllib.loads(f"value = {text}").values()  # a line break in the text may begin further keys
+        return key, value
     except (ValueError, RecursionError):  # an integer of thousands of digits is no TOMLDecodeError
-        return key, text.strip()  # a bare word counts as a text, so that a shell needs no quotes around quotes
+        return key, text  # a bare word counts as a text, so that a shell needs no quotes around quotes
 
 
 PUBLISHED_METRICS = ("test_loss", "test_accuracy", "test_accuracy_mean_of_silos")

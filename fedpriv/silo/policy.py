@@ -30,6 +30,7 @@ from fedpriv.claims.ledger import ReleaseStream, make_release_streams, make_silo
 from fedpriv.core.errors import InputError, refuse
 from fedpriv.core.extensions import ADD_ON_PARTS, import_module, load_add_on_part, load_add_on_parts
 from fedpriv.core.figures import format_upper
+from fedpriv.core.files import refuse_pipe
 from fedpriv.data.cells import is_table_path
 from fedpriv.data.schema import TableSchema
 from fedpriv.loss.imported import is_import_path
@@ -500,13 +501,14 @@ def read_policy(path: Path) -> Policy:
     """
     check_writers([path])
     try:
-        tree = tomllib.loads(path.read_text(encoding="utf-8"))
+        tree = tomllib.loads(refuse_pipe(path).read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise InputError(f"{path}: no such file; a silo's policy is a TOML file (docs/privacy.md)") from None
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise InputError(f"{path}: cannot be read as a policy: {error}") from None
-    if "seed" in tree:
-        raise InputError(f"{path}: seed: a fixed seed is refused; released noise is keyed by the operating system")
+    refuse(
+        {f"{path}: seed: a fixed seed is refused; released noise is keyed by the operating system": "seed" in tree}
+    )
     try:
         policy = Policy.model_validate(tree)
     except ValidationError as error:

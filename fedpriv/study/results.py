@@ -160,10 +160,9 @@ class RunFolder(RunObserver):
             self._records = self._load_finished(group_cells)
         if checkpoints is not None:
             checkpoints.check_scenario(self.scenario)
-        if check_only:
-            return
-        self._drop_unfinished_history()
-        self._write_results()
+        if not check_only:
+            self._drop_unfinished_history()
+            self._write_results()
 
     @property
     def missing_by_batch(self) -> list[list[int]]:
@@ -184,8 +183,10 @@ class RunFolder(RunObserver):
 
     def evaluated(self, place: int, t: int, metrics: Mapping[str, float]) -> None:
         point = self.scenario.points[place]
-        line = {"cell": place, **point.swept_values, "seed": point.cell.seed, "round": t, **metrics}
-        append_line(self.path / "history.jsonl", line)
+        append_line(
+            self.path / "history.jsonl",
+            {"cell": place, **point.swept_values, "seed": point.cell.seed, "round": t, **metrics},
+        )
         if "test_loss" in metrics:
             self._first_evaluations.setdefault(place, (t, metrics["test_loss"]))
 

@@ -17,9 +17,10 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, PositiveInt, model_validator
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, PositiveInt, model_validator
+from typing_extensions import TypedDict  # pydantic needs it before Python 3.12
 
 from fedpriv.accounting.gaussian import epsilon_of
 from fedpriv.claims.claim import add_external_first_step, claim_figures, compute_claim, evaluation_to_data
@@ -80,8 +81,10 @@ def _describe_target(cell: Cell) -> str:
     if not cell.schedule.secret:
         return f"mu = {format_upper(target, 6)}"
     mu_note = "" if privacy.epsilon is not None else f", what mu = {format_upper(target, 6)} gives"
-    epsilon = epsilon_of(target, privacy.delta)
-    return f"epsilon = {format_upper(epsilon, 6)} at delta = {format_upper_delta(privacy.delta)}{mu_note}"
+    return (
+        f"epsilon = {format_upper(epsilon_of(target, privacy.delta), 6)} at delta = "
+        f"{format_upper_delta(privacy.delta)}{mu_note}"
+    )
 
 
 class NamedSection(BaseModel):
@@ -103,6 +106,25 @@ class _CellScenario(NamedSection):
     federation: dict[str, Any]
     privacy: dict[str, Any]
     run: dict[str, Any]
+
+
+_Pair = Annotated[list[FiniteFloat], Field(min_length=2, max_length=2)]
+_LearningFacts = TypedDict(  # noqa: UP013 - a table, as in `measure_learning`
+    "_LearningFacts",
+    {
+        "tests": PositiveInt,
+        "classes": PositiveInt,
+        "train": int,
+        "first": _Pair,
+        "start_and_end": _Pair,
+        "loss": FiniteFloat,
+        "commonest": Annotated[float, Field(ge=0.0, le=1.0)],
+        "balanced": FiniteFloat,
+        "has_unit_outputs": bool,
+    },
+    total=False,
+)
+"""Facts of an add-on on what the model learnt, as far as they are known (`measure_learning`)."""
 
 
 class CellRecord(BaseModel):
@@ -153,8 +175,8 @@ class CellRecord(BaseModel):
     """Name of the engine that computed the cell."""
     participation: str = ""
     """Title of the participation."""
-    learning: dict[str, Any] = {}
-    """Facts of an add-on on what the model learnt."""
+    learning: _LearningFacts = {}
+    """Facts on what the model learnt."""
     scenario: _CellScenario
     """Resolved scenario of the cell."""
     model: str

@@ -290,7 +290,8 @@ def test_weights_are_loaded_from_common_checkpoint_layouts(
     ("content", "line"),
     [
         ({"epoch": 3}, r"holds no state_dict; save module\.state_dict\(\)"),
-        ([torch.zeros(1)], "do not fit"),
+        ([torch.zeros(1)], "holds no state_dict that can be loaded"),
+        (torch.zeros(1), "holds no state_dict that can be loaded"),
         ({"module.weight": torch.zeros(3, 6), "bias": torch.zeros(3)}, "holds module.weight"),
         (nn.Linear(6, 3), r"holds no state_dict that can be loaded; save module\.state_dict\(\) with"),
     ],

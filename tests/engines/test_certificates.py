@@ -157,6 +157,21 @@ def test_a_certificate_cannot_be_renewed_by_another_or_expiring_authority(
     assert (keys / "server.pem").read_bytes() == served
 
 
+def test_an_authority_with_a_key_of_an_unknown_type_is_refused_in_one_line(tmp_path: Path) -> None:
+    """Before: an error of the cryptography package ended the command."""
+    keys, authority = keys_between_machines(tmp_path / "one")
+    content = x509.load_pem_x509_certificate((authority / "ca.crt").read_bytes()).public_bytes(
+        serialization.Encoding.DER
+    )
+    known, unknown = bytes.fromhex("06072a8648ce3d0201"), bytes.fromhex("06072a8648ce3d0209")  # types of keys
+    for file in (authority / "ca.crt", keys / "ca.crt"):
+        before = file.read_bytes()
+        file.write_text(ssl.DER_cert_to_PEM_cert(content.replace(known, unknown)))
+        with pytest.raises(InputError, match=r"ca\.crt: expected a certificate for a key of a known type \("):
+            certificates.renew_certificate(keys, authority)
+        file.write_bytes(before)
+
+
 def test_a_certificate_renewed_by_a_new_authority_verifies_by_the_certificates_of_both(tmp_path: Path) -> None:
     """Before: it named the key of the old authority, and silos refused it."""
     keys, old = keys_between_machines(tmp_path / "one")

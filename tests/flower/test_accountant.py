@@ -102,6 +102,8 @@ def test_the_accountant_state_survives_a_json_round_trip(method: SamplingMethod)
     assert other.get_privacy_spent() == accountant.get_privacy_spent()
     with pytest.raises(InputError, match="of another accountant or configuration"):
         ExactAccountant(config(method, 1.0)).load_state_dict(accountant.state_dict())
+    with pytest.raises(InputError, match="of another accountant or configuration"):
+        other.load_state_dict([accountant.state_dict()])  # type: ignore[arg-type]
     sizes = {"sample_size": 1, "population_size": 100, "count": 1}
     for events in ([{"noise_multiplier": -1.0, **sizes}], [{"noise_multiplier": 10**400, **sizes}], ["count"]):
         with pytest.raises(InputError, match="load_state_dict: the state is damaged"):

@@ -12,7 +12,7 @@ from fedpriv.core.errors import InputError
 from fedpriv.data.layout import IGNORED_CLASS
 from fedpriv.loss.linear import LogisticRegression, SoftmaxRegression
 from fedpriv.loss.losses import LOSSES, LossChoice
-from fedpriv.loss.objective import Records
+from fedpriv.loss.objective import ModelEvaluation, Records
 from fedpriv.loss.scores import SCORES, ScoreView, auc, balanced_accuracy, calibration_error, mae, r2
 from fedpriv.show.summary import find_metric, summarize
 from tests.loss.builders import F64, pick
@@ -159,6 +159,18 @@ def test_auc_of_two_classes_counts_the_pairs_that_are_in_order() -> None:
     assert auc(torch.zeros(12, 2), BINARY).item() == 0.5
     whole = two.round()  # exact in bfloat16, whose area has 8 bits
     assert auc(whole.bfloat16(), BINARY).tolist() == pytest.approx(auc(whole, BINARY).tolist(), abs=2**-8)
+
+
+@pytest.mark.parametrize(("name", "width"), [("binary", 1), ("cross-entropy", 2)])
+def test_accuracies_of_a_diverged_model_are_not_numbers(name: str, width: int) -> None:
+    """Before: the first class was the prediction, and its share a plausible accuracy."""
+    outputs, labels = torch.randn(3, 8, width, dtype=F64), torch.arange(8) % 2
+    outputs[1, 7, 0] = math.nan
+    loss = LOSSES[name].base
+    evaluation = ModelEvaluation(loss.value(outputs, labels).mean(-1), loss.accuracy(outputs, labels))
+    scores = [compute(outputs, labels) for compute in (balanced_accuracy, calibration_error)]
+    for score in (evaluation.to_metrics()["test_accuracy"], *scores):
+        assert score.isnan().tolist() == [False, True, False]
 
 
 def test_auc_is_nan_if_a_score_is_nan() -> None:

@@ -1,5 +1,7 @@
 """Which batches a round reads: schedules against their definition, written out round by round."""
 
+import json
+from collections.abc import Sequence
 from unittest import mock
 
 import numpy as np
@@ -7,6 +9,7 @@ import pytest
 from numpy.typing import NDArray
 
 from fedpriv.accounting.gaussian import mu_of
+from fedpriv.core.errors import InputError
 from fedpriv.noise.diagonal import IndependentGaussian, LeafGaussian
 from fedpriv.noise.mechanism import Mechanism
 from fedpriv.noise.series import Workload
@@ -106,6 +109,14 @@ def test_a_report_says_how_often_a_record_takes_part(order: Participation, words
 def test_phases_read_every_batch_once_and_nothing_in_their_last_round() -> None:
     phases = Phases((3, 1))
     assert [list(phases.batches(t)) for t in range(1, phases.rounds + 1)] == [[0], [1], [2], [], [3], []]
+
+
+@pytest.mark.parametrize("lengths", [(), [2.0, 1], [2.5], [True], ["2"], [0], [None]])
+def test_phases_of_a_ledger_have_whole_lengths(lengths: Sequence[object]) -> None:
+    """Before: 2.0 and 2.5 rounds were accepted, and texts ended in a TypeError."""
+    data = json.loads(json.dumps({"name": "phases", "lengths": lengths}))
+    with pytest.raises(InputError, match="each of 1 or more rounds"):
+        participation_from_data(data)
 
 
 def test_phases_that_stop_early_are_charged_as_a_whole() -> None:

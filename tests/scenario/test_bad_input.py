@@ -130,6 +130,15 @@ def test_a_toml_file_that_overflows_the_parser_is_refused(tmp_path: Path, text: 
     assert parse_assignment(text.replace(" ", ""), "--set") == ("seed", text.removeprefix("seed = "))
 
 
+@pytest.mark.parametrize("rest", ["privacy.rho=1", "[privacy]", "value.x = 1"])
+def test_an_assignment_that_goes_on_behind_a_line_break_is_one_text(rest: str) -> None:
+    """Before: further lines were parsed as keys of their own, and dropped in silence."""
+    assert parse_assignment(f"federation.silos=10\n{rest}") == ("federation.silos", f"10\n{rest}")
+    assert parse_assignment("federation.batches=[10,\n20]\n") == ("federation.batches", [10, 20])
+    with pytest.raises(InputError, match=r"federation\.silos = '10\\n"):
+        parse_scenario(small_tree(), "file.toml", [f"federation.silos=10\n{rest}"])
+
+
 def test_a_privacy_target_beyond_floating_point_is_refused() -> None:
     for wrong in (10**400, True):
         assert "privacy.mu" in complaint(small_tree(privacy__mu=[wrong, 1]))

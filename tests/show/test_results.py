@@ -2,6 +2,7 @@
 
 import functools
 import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -218,6 +219,15 @@ def test_a_cell_group_with_a_missing_cell_is_computed_again_as_a_whole(tmp_path:
         (("cells", 0, "silos"), 0),
         (("cells", 0, "participation"), [1]),
         (("cells", 0, "learning"), 5),
+        (("cells", 0, "learning"), {"tests": "x"}),
+        (("cells", 0, "learning"), {"tests": 0}),
+        (("cells", 0, "learning"), {"first": [1]}),
+        (("cells", 0, "learning"), {"first": 1.0}),
+        (("cells", 0, "learning"), {"start_and_end": [1.0, "x"]}),
+        (("cells", 0, "learning"), {"commonest": 1.5}),
+        (("cells", 0, "learning"), {"classes": None}),
+        (("cells", 0, "learning"), {"balanced": [1.0]}),
+        (("cells", 0, "learning"), {"loss": math.nan}),
         (("axes",), {"privacy.rho": [1.0]}),
         (("published",), 7),
         (("published",), {"row_values": [], "column_values": [], "withheld": [1]}),
@@ -228,6 +238,19 @@ def test_damaged_results_files_are_refused_in_one_line(tmp_path: Path, keys: tup
     change_results(tmp_path, keys, value)
     with pytest.raises(InputError, match="not a results file of fedpriv"):
         read_results(tmp_path)
+
+
+@pytest.mark.parametrize("keys", [(), ("commonest",), ("balanced",), ("loss",), ("first",), ("start_and_end",)])
+def test_findings_need_no_fact_beside_another(tmp_path: Path, keys: tuple[str, ...]) -> None:
+    """Before: results whose facts or metrics somebody had taken out ended in a traceback."""
+    fedpriv.run({**small_tree(), "name": "damaged"}, out=tmp_path)
+    (cell,) = read_results(tmp_path).cells
+    change_results(tmp_path, ("cells", 0, "learning"), {key: cell["learning"][key] for key in keys})
+    assert isinstance(describe_measurement(read_results(tmp_path)), str)
+    change_results(
+        tmp_path, ("cells", 0), {key: value for key, value in cell.items() if not key.startswith("test_")}
+    )
+    assert isinstance(describe_measurement(read_results(tmp_path)), str)
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -79,6 +80,32 @@ def test_coefficients_with_intervals_are_refused_for_softmax_regression(tmp_path
     folder = run_tree(table_tree(write_csv(tmp_path / "t.csv", rows(300))), tmp_path)
     with pytest.raises(InputError, match="'softmax-regression': coefficients have intervals where"):
         explore.compute_coefficients(read_results(folder).cells[0], folder)
+
+
+NEWTON: dict[str, Any] = {
+    "algorithm": {"name": "noisy-newton", "trust": "untrusted", "clip": 1, "curvature_clip": 0.5, "penalty": 0.1},
+    "model": {"name": "logistic-regression", "feature_norm": 2.0},
+    "federation": {"silos": 2, "rounds": 2, "batches": [50, 50]},
+}
+
+
+@pytest.mark.parametrize("changes", [{}, NEWTON])
+def test_a_model_file_that_is_damaged_or_of_another_model_is_refused_in_one_line(
+    tmp_path: Path, changes: dict[str, Any]
+) -> None:
+    """Before: errors of numpy and torch ended the command."""
+    folder = run_tree(tree_of(tmp_path) | changes, tmp_path)
+    explore.print_coefficients(folder, as_json=True)
+    (record,) = read_results(folder).cells
+    path, model = folder / record["model"], np.load(folder / record["model"])
+    for other in (model[:-1], np.zeros((2, 3)), np.float64(1.0), model.astype(str), np.zeros(0)):
+        np.save(path, other)
+        with pytest.raises(InputError, match=rf"{path.name}: holds no model of its cell \("):
+            explore.print_coefficients(folder, as_json=True)
+    for content in (b"", b"PK\x03\x04", b"\x93NUMPY", b"no array"):
+        path.write_bytes(content)
+        with pytest.raises(InputError, match=rf"{path.name}: holds no model of its cell \("):
+            explore.print_coefficients(folder, as_json=True)
 
 
 @pytest.mark.parametrize("as_json", [False, True])

@@ -24,6 +24,7 @@ from fedpriv.addons.tune.grids import (
     make_default_grid,
     make_trial,
     pair_grids,
+    parse_grid,
 )
 from fedpriv.addons.tune.options import TuneRequest
 from fedpriv.addons.tune.tune import _read_score, noisy_score
@@ -405,6 +406,39 @@ def test_a_grid_of_a_tuning_file_can_be_named_by_a_numeric_swept_value(tmp_path:
     assert [(when["privacy.mu"], grid) for when, _, grid in rows] == [
         (mu, grids[str(mu)]) for mu in (1.0, 4.0)
     ] * 2
+
+
+@pytest.mark.parametrize("rest", ["algorithm.clip=[2]", "[privacy]", "value.x = 1"])
+def test_a_grid_that_goes_on_behind_a_line_break_is_refused(rest: str) -> None:
+    """Before: further lines were parsed as keys of their own, and dropped in silence."""
+    assert parse_grid(["algorithm.step=[1,\n2]"]) == {"algorithm.step": [1, 2]}
+    with pytest.raises(InputError, match=r"--grid 'algorithm\.step=\[1\]\\n.*expected KEY=\[VALUE"):
+        parse_grid([f"algorithm.step=[1]\n{rest}"])
+
+
+@pytest.mark.parametrize("axis", ["algorithm.name", "privacy.mu", "label.method"])
+def test_a_grid_of_no_point_is_refused_unless_an_override_leaves_points_out(
+    tmp_path: Path, fedpriv: Command, axis: str
+) -> None:
+    """Before: a grid whose name no point has, as with a typing error in it, was dropped in silence."""
+    rule = '[[where]]\nwhen = { "privacy.mu" = %s }\nset = { "label.method" = "%s" }\n'
+    scenario = SCENARIO + rule % ("1.0", "a") + rule % ("4.0", "b")
+    (tmp_path / "mine.toml").write_text(scenario)
+    names = {"algorithm.name": ["dp-sgd", "dp-ftrl"], "privacy.mu": ["1.0", "4.0"], "label.method": ["a", "b"]}
+
+    def write(*values: str) -> None:
+        grid = "".join(f"[grid.'{value}']\n'algorithm.step' = [1.0, 2.0]\n" for value in values)
+        (tmp_path / "tuning.toml").write_text(f"scenario = 'mine.toml'\naxis = '{axis}'\n{grid}")
+
+    write(*names[axis], "dp-sdg")
+    line = refusal(["tune", "tuning.toml"])
+    assert re.search(rf"mine\.toml: no point has the grid for {re.escape(axis)} = dp-sdg; correct this", line)
+    if axis == "privacy.mu":
+        write("1", "1.0", "4.0")
+        assert "no point has the grid for privacy.mu = 1.0;" in refusal(["tune", "tuning.toml"])
+    write(*names[axis])
+    key = axis if axis != "label.method" else "privacy.mu"
+    fedpriv("tune", "tuning.toml", "--set", f"{key}={names[key][0]}", "--seeds", "100")
 
 
 def test_a_metric_that_is_not_finite_is_reported_as_such_and_not_as_missing() -> None:

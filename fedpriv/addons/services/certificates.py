@@ -23,7 +23,7 @@ from typing import NamedTuple
 from cryptography import x509
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric import ec, types
 from cryptography.x509.oid import NameOID
 
 from fedpriv.core.errors import InputError, refuse, sanitize_line
@@ -85,7 +85,7 @@ def node_public_key(path: Path) -> bytes:
     Raises:
         InputError: If the file cannot be read, or has no ECDSA public key.
     """
-    with convert_key_errors(path, "public"):
+    with convert_key_errors(path, "a public key as `ssh-keygen -t ecdsa -b 384` makes"):
         key = serialization.load_ssh_public_key(path.read_bytes())
         if isinstance(key, ec.EllipticCurvePublicKey):
             return key.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
@@ -94,7 +94,7 @@ def node_public_key(path: Path) -> bytes:
 
 def read_node_key(path: Path) -> ec.EllipticCurvePrivateKey:
     """Read a SuperNode's private key, or raise InputError without an ECDSA key that needs no password."""
-    with convert_key_errors(path, "private"):
+    with convert_key_errors(path, "a private key as `ssh-keygen -t ecdsa -b 384` makes"):
         key = serialization.load_ssh_private_key(path.read_bytes(), None)
         if isinstance(key, ec.EllipticCurvePrivateKey):
             return key
@@ -102,14 +102,12 @@ def read_node_key(path: Path) -> ec.EllipticCurvePrivateKey:
 
 
 @contextmanager
-def convert_key_errors(path: Path, half: str) -> Iterator[None]:
-    """Convert errors of reading a SuperNode's key, its "public" or "private" `half`, to InputError."""
+def convert_key_errors(path: Path, expected: str) -> Iterator[None]:
+    """Convert errors of reading a key to InputError, with a phrase for the expected key."""
     try:
         yield
     except (OSError, ValueError, TypeError, UnsupportedAlgorithm) as error:
-        raise InputError(
-            f"{path}: expected a {half} key as `ssh-keygen -t ecdsa -b 384` makes ({error})"
-        ) from None
+        raise InputError(f"{path}: expected {expected} ({error})") from None
 
 
 def tls_options(keys: Path) -> list[str]:
@@ -141,6 +139,16 @@ class Certificate(NamedTuple):
     @property
     def remaining_time(self) -> datetime.timedelta:
         return self.content.not_valid_after_utc - _now()
+
+    @property
+    def public_key(self) -> types.CertificatePublicKeyTypes:
+        """Public key of the certificate's subject.
+
+        Raises:
+            InputError: The key is of an unknown type.
+        """
+        with convert_key_errors(self.path, "a certificate for a key of a known type"):
+            return self.content.public_key()
 
     @property
     def expires_soon(self) -> bool:
@@ -286,13 +294,9 @@ def renew_certificate(key_folder: Path, authority_folder: Path) -> Certificate:
         read_certificates(key_folder / CERTIFICATE_FILE)[0],
         read_certificates(authority_folder / AUTHORITY_FILE)[0],
     )
-    try:
+    with convert_key_errors(authority_folder / AUTHORITY_KEY, "the authority's private key"):
         key = serialization.load_pem_private_key((authority_folder / AUTHORITY_KEY).read_bytes(), None)
-    except (OSError, ValueError, TypeError) as error:
-        raise InputError(
-            f"{authority_folder / AUTHORITY_KEY}: expected the authority's private key: {error}"
-        ) from None
-    if not isinstance(key, ec.EllipticCurvePrivateKey) or key.public_key() != authority.content.public_key():
+    if not isinstance(key, ec.EllipticCurvePrivateKey) or key.public_key() != authority.public_key:
         raise InputError(f"{authority_folder / AUTHORITY_KEY}: expected the EC key of {authority.path}")
     other_authority_reason, expiry_reason = (
         f"{old_certificate.path}: signed by another authority than {authority.path}",
@@ -303,8 +307,8 @@ def renew_certificate(key_folder: Path, authority_folder: Path) -> Certificate:
             other_authority_reason: old_certificate.content.issuer != authority.content.subject,
             # Authorities may have equal names: ca.crt, which silos trust, has to have this authority's key.
             f"{key_folder / AUTHORITY_FILE}: lacks the key of {authority.path}, so silos would refuse the new "
-            "certificate": authority.content.public_key()
-            not in [trusted.content.public_key() for trusted in read_certificates(key_folder / AUTHORITY_FILE)],
+            "certificate": authority.public_key
+            not in [trusted.public_key for trusted in read_certificates(key_folder / AUTHORITY_FILE)],
             expiry_reason: authority.expires_soon,
         }
     )
@@ -312,7 +316,7 @@ def renew_certificate(key_folder: Path, authority_folder: Path) -> Certificate:
         x509.CertificateBuilder()
         .subject_name(old_certificate.content.subject)
         .issuer_name(authority.content.subject)
-        .public_key(old_certificate.content.public_key())
+        .public_key(old_certificate.public_key)
         .serial_number(x509.random_serial_number())
         .not_valid_before(_now() - datetime.timedelta(hours=1))
         .not_valid_after(min(_now() + datetime.timedelta(days=365), authority.content.not_valid_after_utc))
@@ -398,11 +402,12 @@ def revoke_key(key_folder: Path, silo: int) -> str:
         InputError: The silo has no file there, the file holds no key, or the file cannot be removed.
     """
     path = key_folder / "nodes" / f"silo-{silo}.pub"
-    if not path.exists():
-        raise InputError(
+    refuse(
+        {
             f"{path}: silo {silo} has no key here; registered are "
-            f"{', '.join(other.stem for other in sorted(path.parent.glob('*.pub'))) or 'none'}"
-        )
+            f"{', '.join(other.stem for other in sorted(path.parent.glob('*.pub'))) or 'none'}": not path.exists()
+        }
+    )
     fingerprint = key_fingerprint(node_public_key(path))
     try:
         path.unlink()

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedpriv.cli.options import MetricsAddress
-from fedpriv.core.errors import InputError
+from fedpriv.core.errors import InputError, refuse
 
 if TYPE_CHECKING:
     from fedpriv.addons.services.flower_private.control import ControlClient
@@ -189,8 +189,13 @@ def certificates(
     from fedpriv.addons.services import certificates as certified
 
     if revoke is not None:
-        if renew is not None or len(places) != 1:
-            raise InputError("--revoke: expected one FOLDER, the SuperLink's --keys, and no --renew")
+        refuse(
+            {
+                "--revoke: expected one FOLDER, the SuperLink's --keys, and no --renew": (
+                    renew is not None or len(places) != 1
+                )
+            }
+        )
         typer.echo(
             f"silo {revoke}: the key {certified.revoke_key(places[0], revoke)} is revoked; "
             f"a SuperLink that runs with {places[0]} turns it away within seconds, without a restart"

@@ -29,7 +29,7 @@ from fedpriv.api.results import RunResults, load_results
 from fedpriv.claims.claim import compute_claim
 from fedpriv.claims.ledger import make_release_streams
 from fedpriv.cli.options import print_table, print_text
-from fedpriv.core.errors import InputError
+from fedpriv.core.errors import InputError, refuse, sanitize_line
 from fedpriv.core.figures import format_epsilon_delta, format_upper
 from fedpriv.core.files import write_text
 from fedpriv.engines.table import LOCAL, Connection, find_engine_row
@@ -270,8 +270,9 @@ class StatisticsResults:
             InputError: The plan has no table of this name.
         """
         tables_by_name = {table.name: table for table in self.tables}
-        if name not in tables_by_name:
-            raise InputError(f"table {name!r}: the plan has {', '.join(map(repr, tables_by_name))}")
+        refuse(
+            {f"table {name!r}: the plan has {', '.join(map(repr, tables_by_name))}": name not in tables_by_name}
+        )
         rows = table_rows(tables_by_name[name])
         try:
             return import_module("pandas").DataFrame(rows)
@@ -473,8 +474,6 @@ def print_coefficients(folder: Path, *, as_json: bool) -> None:
     Raises:
         InputError: The folder has no results, or a cell has no coefficients that `compute_coefficients` can read.
         RunError: A claim differs from the recorded releases.
-        OSError: A model's file cannot be opened.
-        EOFError, RuntimeError, TypeError, ValueError: A model's file holds no model of its cell.
     """
     from fedpriv.show.summary import format_value
     from fedpriv.study.results import check_claims, read_claims
@@ -532,9 +531,7 @@ def compute_coefficients(record: Mapping[str, Any], folder: Path) -> list[tuple[
 
     Raises:
         InputError: The cell's model and algorithm have no coefficients with intervals, its rounds are too few for
-            them, or its scenario or data cannot be used.
-        OSError: The model's file cannot be opened.
-        EOFError, RuntimeError, TypeError, ValueError: The model's file holds no model of the cell.
+            them, or its scenario, its data or the model's file cannot be used.
     """
     import torch
 
@@ -547,11 +544,14 @@ def compute_coefficients(record: Mapping[str, Any], folder: Path) -> list[tuple[
     from fedpriv.scenario.load import resolve_cell
 
     cell = resolve_cell(record["scenario"], str(folder))
-    if cell.model.name != RIDGE_STATISTICS and cell.algorithm.name != NOISY_NEWTON.name:
-        raise InputError(
+    refuse(
+        {
             f"{folder}: model.name = {cell.model.name!r}: coefficients have intervals where the model is "
-            f"{RIDGE_STATISTICS!r}, or the algorithm {NOISY_NEWTON.name!r}"
-        )
+            f"{RIDGE_STATISTICS!r}, or the algorithm {NOISY_NEWTON.name!r}": (
+                cell.model.name != RIDGE_STATISTICS and cell.algorithm.name != NOISY_NEWTON.name
+            )
+        }
+    )
     # The algorithm wraps the objective into views.  The objective below them computes coefficients.
     schema, sizes = cell.data.table_schema, cell.batch_sizes
     objective = (load_public_task(cell) if schema is None else make_schema_task(cell, schema)).objective
@@ -565,7 +565,11 @@ def compute_coefficients(record: Mapping[str, Any], folder: Path) -> list[tuple[
         for stream in streams
         if stream.step == ROUNDS  # the model has no noise of a first step, which scales the features
     )
-    model = torch.from_numpy(np.load(folder / record["model"], allow_pickle=False)).double()
+    path = folder / record["model"]
+    try:
+        model = torch.from_numpy(np.load(path, allow_pickle=False)).double().reshape(objective.initial().shape)
+    except Exception as error:  # a damaged file may raise any error
+        raise InputError(f"{path}: holds no model of its cell ({sanitize_line(str(error))})") from None
     # In some tables cells decide which rows count, and a public share of them does.
     counted_share = 1.0 if schema is None else schema.counted_share(for_testing=False)
     published = MeanStatistics(

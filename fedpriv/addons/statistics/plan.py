@@ -53,12 +53,13 @@ class StatisticsGuard:
         settings, schema = cell.model.settings, cell.data.table_schema
         if not isinstance(settings, StatisticsSettings) or schema is None:
             return {}
-        if not schema.splits_by_content and schema.expected_test_share:
-            raise InputError(
+        refuse(
+            {
                 "table.test_share: rows for testing are chosen by their place in the file, and a silo's own file "
                 "has other rows there; for statistics of a deployment give a column `split` or `person`, or "
-                "test_share = 0"
-            )
+                "test_share = 0": not schema.splits_by_content and schema.expected_test_share
+            }
+        )
         return {"statistics": [schema.raw_columns[place] for place in sorted(settings.used_columns)]}
 
 

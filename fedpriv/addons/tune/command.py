@@ -338,21 +338,31 @@ def _choose_row_settings(
     default 25 of default grids and all of given ones.
 
     Raises:
-        InputError: No point has a grid, a grid varies a swept key or one within a section that an option holds,
-            `trials` is no whole number, or no settings can be chosen.
+        InputError: No point has a grid, or no point has one of the grids though no override leaves points out, a
+            grid varies a swept key or one within a section that an option holds, `trials` is no whole number, or
+            no settings can be chosen.
     """
     points = pair_grids(scenario, grids.by_value, grids.axis)
-    if not points:
-        axis_values = ", ".join(map(str, grids.by_value or {}))
-        raise InputError(f"{request.scenario}: no point has a grid; grids are for {grids.axis} = {axis_values}")
     has_default_grids = grids.by_value is None and not grids.for_all
     rows = [
         TuningRow(when, cell, grids.for_all or (make_default_grid(cell) if has_default_grids else grid))
         for when, cell, grid in points
     ]
     keys = {key for row in rows for key in row.grid}
+    overridden_keys = {parse_assignment(text)[0].removeprefix("sweep.") for text in request.overrides or []}
+    # Overrides may leave out points for which the tuning file has grids.
+    is_narrowed = grids.axis in overridden_keys if grids.axis in scenario.axes else bool(overridden_keys)
     refuse(
         {
+            f"{request.scenario}: no point has a grid; grids are for {grids.axis} = "
+            f"{', '.join(map(str, grids.by_value or {}))}": not points,
+            **{
+                f"{request.scenario}: no point has the grid for {grids.axis} = {name}; correct this value in the "
+                "tuning file, or take its grid out": (
+                    not is_narrowed and all(grid is not other for _, _, other in points)
+                )
+                for name, grid in (grids.by_value or {}).items()
+            },
             **{
                 f"{key} is swept by {request.scenario}: take it out of the grid, or narrow it with --set": (
                     key in scenario.axes
