@@ -13,7 +13,7 @@ cells' scores with these facts, in sentences.
 | start | test loss of sampled records at most half a percent below that before round 1, a positive number |
 | rising loss | after the last round more than 1 % above that after the first evaluated one, a positive number |
 | outputs | of sampled records all in 0 … 1 and not all equal, where the loss takes logits |
-| records | some of the training records are read in no round |
+| records | some of the training records are read in no round, where every row of training is one |
 | clipping | of 99.9 % of increments or more in each cell that counts it, beside another finding on the point |
 
 Without these facts, scores are compared with those of guessing among the classes of a table's public description.
@@ -41,7 +41,7 @@ from fedpriv.loss.inputs import find_labelled_view
 from fedpriv.loss.losses import ClassWeighting, CrossEntropy, LabelSmoothing, LogisticLoss, Loss, MeanOverLabels
 from fedpriv.loss.scores import balanced_accuracy
 from fedpriv.noise.trust import RECORD
-from fedpriv.plan.task import Task, load_public_task, load_task
+from fedpriv.plan.task import Task, load_public_task, load_task, mask_absent_records
 from fedpriv.scenario.schema import Cell
 from fedpriv.show.summary import cells_at_point, format_point, sweep_points
 from fedpriv.study.results import Results
@@ -68,7 +68,7 @@ def measure_learning(cell: Cell, outcome: CellOutcome, first: tuple[int, float] 
     |---|---|
     | `first` | round and test loss of the first evaluation |
     | `tests` | number of test records |
-    | `train` | number of training records, if they are the unit of protection and were loaded here |
+    | `train` | number of training records, if they are units of protection, were loaded here and all count |
     | `start_and_end` | mean loss of sampled records before round 1, and by the trained model |
     | `loss` | mean loss of the test records for the best constant outputs |
     | `commonest`, `classes` | accuracy of always naming a label's commonest class, number of classes that occur |
@@ -93,7 +93,11 @@ def measure_learning(cell: Cell, outcome: CellOutcome, first: tuple[int, float] 
     view = find_labelled_view(task.objective)
     features, labels = task.test if view is None else view.with_labels(task.test)
     facts: dict[str, Any] = {"tests": len(labels)} | ({} if first is None else {"first": list(first)})
-    if isinstance(task, Task) and cell.privacy.protected_unit.name == RECORD.name:
+    if (
+        isinstance(task, Task)
+        and cell.privacy.protected_unit.name == RECORD.name
+        and bool(mask_absent_records(task.train)[1].all())
+    ):
         facts["train"] = len(task.train.labels)
     stride = -(-len(labels) // _MAX_RECORDS)
     start = make_trained_model(task.objective, task.objective.initial().numpy())
