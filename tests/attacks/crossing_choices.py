@@ -211,6 +211,19 @@ GRIDS: dict[str, Callable[[], list[Choice]]] = {
     "noises": noises,
     "models and units": models_and_units,
 }
+PARTS = 32
+"""Of a grid, each a test of its own."""
+
+
+def part_of(grid: str, part: int) -> list[Choice]:
+    """Take a part of a grid in a drawn order: part 0 has every value of every axis, the others what is left."""
+    choices, met = GRIDS[grid](), set[tuple[int, str]]()
+    first, others = list[Choice](), list[Choice]()
+    for place in np.random.default_rng(1).permutation(len(choices)):
+        values = set(enumerate(choices[place]))
+        (others if values <= met else first).append(choices[place])
+        met |= values
+    return first if part == 0 else others[part - 1 :: PARTS - 1]
 
 
 _CLIENTS = {"unit": "client", "model": "logistic-regression"}

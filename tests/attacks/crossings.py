@@ -285,12 +285,13 @@ class Crossing:
         other_row = (row + 1) % len(self.records.labels)
         # Floats of a hostile row are checked in tests/loss/test_hostile_queries.py.
         worst = "hostile" if self.is_integer else "other"
+        alone = (f"absent, {worst}",) if equal else ()
         changed = {
-            change: sums(self.silo({row: change}))
-            for change in ("absent", "other", "label", worst, f"absent, {worst}")
+            change: sums(self.silo({row: change})) for change in ("absent", "other", "label", worst, *alone)
         }
-        near = sums(self.silo({other_row: "other"}))
-        near_without = sums(self.silo({other_row: "other", row: "absent"}))
+        if equal:
+            near = sums(self.silo({other_row: "other"}))
+            near_without = sums(self.silo({other_row: "other", row: "absent"}))
         for t in self.rounds:
             without, read = (changed["absent"][t], row in {self._unit(place) for place in places[t].tolist()})
             increment, subject = base[t] - without, f"round {t}, row {row}"

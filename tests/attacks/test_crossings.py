@@ -58,11 +58,13 @@ from tests.attacks.crossing_choices import (
     GRIDS,
     LONG,
     NEVER,
+    PARTS,
     Choice,
     Files,
     cell_of,
     fast_choices,
     keys_of,
+    part_of,
     plan_crossing,
 )
 from tests.engines.test_checkpoints import Memory, bits
@@ -72,11 +74,9 @@ from tests.rough import rough_accounting
 
 rough = pytest.fixture(autouse=True, scope="module")(rough_accounting)
 pytestmark = pytest.mark.filterwarnings("ignore:The given NumPy array is not writable")
-PARTS = 32
-"""Of a grid, each a test of its own."""
 OF_GRIDS = in_parts(
     itertools.product(GRIDS, range(PARTS)), long=itertools.product(GRIDS, range(1, PARTS))
-)  # a part takes half a minute: one of each grid is slow, and the others are asked every week
+)  # a part takes half a minute: that with every value is slow, and the others are asked every week
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -200,7 +200,7 @@ def test_an_admitted_combination_of_components_satisfies_every_privacy_check(cho
 def test_every_admitted_combination_of_the_grids_satisfies_every_privacy_check(
     grid: str, part: int, files: Files
 ) -> None:
-    census = census_of(GRIDS[grid]()[part::PARTS], files)
+    census = census_of(part_of(grid, part), files)
     print(f"\n{grid}, part {part + 1} of {PARTS}: {census}")
     assert census.broken == []
     assert [line for line in census.refusals if "\n" in line] == []
@@ -246,12 +246,17 @@ def subclasses(kind: type) -> set[type]:
 
 @pytest.mark.slow
 def test_every_objective_class_and_every_mechanism_occurs_in_an_admitted_plan(files: Files) -> None:
-    """Of all that is admitted, with the classes that only evaluate, or are the base of others, left out."""
-    census = census_of([choice for grid in GRIDS.values() for choice in grid()], files, checked=False)
-    print(f"\nall grids, planned alone: {census}")
+    """Of what is admitted, part by part of all grids until each has occurred.
+
+    The classes that only evaluate, or are the base of others, are left out.
+    """
     made = {each for each in subclasses(View) | subclasses(Deterministic) if not each.__subclasses__()}
-    assert {each for each in made - census.classes - APART if not issubclass(each, EvaluationView)} == set()
-    assert set(MECHANISMS) - census.mechanisms == set()
+    missing = {each for each in made - APART if not issubclass(each, EvaluationView)} | set(MECHANISMS)
+    for part, grid in itertools.product(range(PARTS), GRIDS):
+        if missing:
+            census = census_of(part_of(grid, part), files, checked=False)
+            missing -= census.classes | census.mechanisms
+    assert missing == set()
 
 
 # Every check turns red
@@ -444,7 +449,7 @@ def test_a_run_resumed_from_a_checkpoint_or_on_a_worker_has_the_same_bits(
 def test_both_engines_agree_on_every_combination_in_floating_point(grid: str, part: int, files: Files) -> None:
     """The vectorized engine and silos of one process, wherever both compute a combination."""
     compared, apart, refusals = 0, [], []
-    for choice in GRIDS[grid]()[part::PARTS]:
+    for choice in part_of(grid, part):
         try:
             plan_crossing(choice, files, released=False)
             cell = cell_of(choice, files)
