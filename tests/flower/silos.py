@@ -1,25 +1,28 @@
 """Real guards with the records of a quickstart app, and the app's messages."""
 
 import json
+import multiprocessing
 import os
-import subprocess
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 import torch
 from flwr.app import Context, RecordDict
 
+from fedpriv.cli import main
 from fedpriv.data.named import load
 from fedpriv.silo.demo import format_policy, write_shard
+from fedpriv.silo.guards import begin_ledgers
 from fedpriv.silo.ledger import SiloLedger
 from fedpriv.silo.policy import read_policy
 from tests.flower.quickstart.task import Net, load_centralized_dataset
 from tests.flower.quickstart.task import test as evaluate
-from tests.silo.guarded import start_daemon
 
 HELD, TESTS = 1200, 300
 """Records of a silo that train, and that evaluate."""
@@ -61,25 +64,46 @@ def write_policy(folder: Path, silo: int, evaluation: Mapping[str, Any] | None =
     return own / "policy.toml"
 
 
+FORKS = multiprocessing.get_context("forkserver")
+FORKS.set_forkserver_preload(
+    [__name__, "fedpriv.silo.daemon", "fedpriv.cli.silo", "torch._dynamo", "torch.fx.experimental.symbolic_shapes"]
+)
+
+
+def serve(policy: Path, answering: Connection) -> None:
+    """Run the guard's command in this process; its log is beside its policy."""
+    os.dup2(answering.fileno(), 1)
+    with policy.with_name("log").open("wb") as log:
+        os.dup2(log.fileno(), 2)
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    sys.path.insert(0, str(HERE))
+    sys.argv = ["fedpriv", "silo", "run", str(policy)]
+    main()
+
+
+def start_guard(policy: Path) -> BaseProcess:
+    """A guard process at the point where it answers: a fork of one that has imported what guards do."""
+    begin_ledgers(read_policy(policy))
+    answers, answering = FORKS.Pipe(duplex=False)
+    process = FORKS.Process(target=serve, args=(policy, answering), daemon=True)
+    process.start()
+    answering.close()
+    with answers, open(answers.fileno(), closefd=False) as lines:
+        line = lines.readline()
+    assert line.startswith("answering on"), (line, policy.with_name("log").read_text())
+    return process
+
+
 @contextmanager
-def guards(folder: Path, silos: int, /, **allow: Any) -> Iterator[list["subprocess.Popen[str]"]]:
+def guards(folder: Path, silos: int, /, **allow: Any) -> Iterator[list[BaseProcess]]:
     """A guard process for each silo; the app's model is installed where they run."""
-    started = []
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")]))
-        started += [start_daemon(write_policy(folder, silo, **allow)) for silo in range(silos)]
+    started = [start_guard(write_policy(folder, silo, **allow)) for silo in range(silos)]
     try:
         yield started
     finally:
         for process in started:
             process.kill()
-            process.communicate()
-
-
-def killed(process: "subprocess.Popen[str]") -> str:
-    """What a guard wrote to its log until now; it is restarted by nobody."""
-    process.kill()
-    return process.communicate()[1]
+            process.join()
 
 
 def run_config(folder: Path, **keys: Any) -> dict[str, Any]:
