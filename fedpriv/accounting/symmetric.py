@@ -90,19 +90,21 @@ class SymmetricPairEpoch:
         def knot_distribution() -> PrivacyLossDistribution:
             return self.loss_distribution(knots, epsilon_at(loose_curve, MIN_DELTA))
 
+        @cache
+        def settled_bound(epsilon: float, loose_bound: float) -> float:
+            previous_bound, bound = math.inf, loose_bound
+            # A smaller bound leaves less mass out of the next grid, until the bounds settle.
+            while bound < _SETTLED_FACTOR * previous_bound:
+                previous_bound = bound
+                for share in self._tail_shares:
+                    bound = min(bound, finer.delta(epsilon, _grid_tail(bound, share)))
+            return bound
+
         def curve(epsilons: Floats) -> Floats:
             if np.size(epsilons) > _FEW_EPSILONS:
                 return knot_distribution().deltas(epsilons)
-            bounds = []
-            for epsilon, loose_bound in zip(np.ravel(epsilons), np.ravel(loose_curve(epsilons)), strict=True):
-                previous_bound, bound = math.inf, float(loose_bound)
-                # A smaller bound leaves less mass out of the next grid, until the bounds settle.
-                while bound < _SETTLED_FACTOR * previous_bound:
-                    previous_bound = bound
-                    for share in self._tail_shares:
-                        bound = min(bound, finer.delta(float(epsilon), _grid_tail(bound, share)))
-                bounds.append(bound)
-            return as_floats(bounds).reshape(np.shape(epsilons))
+            pairs = zip(np.ravel(epsilons).tolist(), np.ravel(loose_curve(epsilons)).tolist(), strict=True)
+            return as_floats([settled_bound(*pair) for pair in pairs]).reshape(np.shape(epsilons))
 
         return curve
 

@@ -177,12 +177,12 @@ def visited_squared_norms(
     records, sorted_clips = visits[rounds].astype(np.int64), clips[rounds]
     block_starts = rounds // block * block
     positions, block_lengths = rounds - block_starts, np.minimum(block, len(visits) - block_starts)
-    squared_norms = np.zeros(int(np.max(visits)) + 1)
+    squared_norms, powers = np.zeros(int(np.max(visits)) + 1), float(decay) ** np.arange(min(block, len(visits)))
     for level in range(level_count(min(block, len(visits)))):
         nodes = positions >> level
         ends = (nodes + 1) << level
         is_counted = (all_nodes | (nodes % 2 == 0)) & (ends <= block_lengths)
-        displacements = (sorted_clips * float(decay) ** (ends - 1 - positions))[is_counted]
+        displacements = sorted_clips[is_counted] * powers[(ends - 1 - positions)[is_counted]]
         node_keys = (records * len(visits) + block_starts + nodes)[is_counted]  # never decreasing
         # The entries of one record in one node lie side by side, and add up to its weight in the node.
         starts = np.flatnonzero(np.diff(node_keys, prepend=-1))

@@ -34,6 +34,12 @@ def hockey_stick(first: Floats, second: Floats, epsilon: float) -> float:
     return float(np.sum(np.maximum(first - math.exp(epsilon) * second, 0.0)))
 
 
+def log_mean(logs: Floats) -> Floats:
+    """ln of the mean of e^logs of every row; `logaddexp.reduce` takes several times as long."""
+    most = np.max(logs, axis=1)
+    return np.asarray(most + np.log(np.mean(np.exp(logs - most[:, None]), axis=1)))
+
+
 def sampled_losses(moves: Floats, relation: Relation, draws: int, seed: int) -> list[Floats]:
     """Losses under zero-out when a unit is removed and when it is added, or under replace-one.
 
@@ -43,12 +49,12 @@ def sampled_losses(moves: Floats, relation: Relation, draws: int, seed: int) -> 
     still = generator.standard_normal((draws, moves.shape[1]))
     moved = still + moves[generator.integers(len(moves), size=draws)]
 
-    def log_sum(at: Floats, sign: float) -> Floats:
-        return np.asarray(np.logaddexp.reduce(sign * at @ moves.T - 0.5 * np.sum(moves**2, axis=1), axis=1))
+    def log_ratio(at: Floats, sign: float) -> Floats:
+        return log_mean(sign * at @ moves.T - 0.5 * np.sum(moves**2, axis=1))
 
     if relation == "replace-one":
-        return [log_sum(moved, 1.0) - log_sum(moved, -1.0)]
-    return [log_sum(moved, 1.0) - math.log(len(moves)), math.log(len(moves)) - log_sum(still, 1.0)]
+        return [log_ratio(moved, 1.0) - log_ratio(moved, -1.0)]
+    return [log_ratio(moved, 1.0), -log_ratio(still, 1.0)]
 
 
 def sampled_stick(losses: Floats, epsilon: float) -> tuple[float, float]:

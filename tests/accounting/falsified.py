@@ -13,6 +13,7 @@ import numpy as np
 from fedpriv.accounting.curves import Floats
 from fedpriv.noise.buffered import BufferedToeplitz
 from fedpriv.participation.secret import RandomAllocation
+from tests.accounting.builders import log_mean
 
 Gain = Literal["removed", "added", "replaced"]
 
@@ -37,13 +38,7 @@ def moves_of(matrix: Floats, clips: Floats, order: RandomAllocation, group: int,
 def log_ratio(moves: Floats, at: Floats, sign: float = 1.0) -> Floats:
     """ln S of releases, (n,)."""
     exponents = sign * at @ moves.T - 0.5 * np.sum(moves**2, axis=1)
-    return _log_mean(exponents)
-
-
-def _log_mean(logs: Floats) -> Floats:
-    """ln of the mean of e^logs of every row; `logaddexp.reduce` takes several times as long."""
-    most = np.max(logs, axis=1)
-    return np.asarray(most + np.log(np.mean(np.exp(logs - most[:, None]), axis=1)))
+    return log_mean(exponents)
 
 
 def sticks(moves: Floats, epsilons: Floats, gain: Gain, draws: int, seed: int) -> tuple[Floats, Floats]:
@@ -55,7 +50,7 @@ def sticks(moves: Floats, epsilons: Floats, gain: Gain, draws: int, seed: int) -
     at += scales[draw.integers(len(scales), size=draws), None] * centres[draw.integers(len(centres), size=draws)]
     squares = np.sum(centres**2, axis=1)
     products = at @ centres.T
-    logs = _log_mean(np.array([_log_mean(scale * products - 0.5 * scale**2 * squares) for scale in scales]).T)
+    logs = log_mean(np.array([log_mean(scale * products - 0.5 * scale**2 * squares) for scale in scales]).T)
     first = log_ratio(moves, at)
     if gain == "added":
         first, other = np.zeros(draws), first

@@ -1,5 +1,6 @@
 """Random allocation: golden noise multipliers, both relations, several epochs, and the law of one secret round."""
 
+import itertools
 import math
 
 import mpmath
@@ -26,7 +27,7 @@ from fedpriv.accounting.poisson import calibrate as calibrated_poisson
 from fedpriv.core.errors import InputError
 from tests.accounting.builders import RELATIONS, hockey_stick, sampled_stick
 from tests.accounting.ratios import of_three_rounds, of_two_rounds, removed_by_sampling
-from tests.parts import in_parts, in_turn
+from tests.parts import in_parts
 
 DELTA = 1e-5
 EPSILON_03, EPSILON_1 = gdp.epsilon_of(0.3, DELTA), gdp.epsilon_of(1.0, DELTA)
@@ -49,6 +50,7 @@ SEVERAL_EPOCHS = {  # (T, k, ε): z
 
 
 @pytest.mark.every(5)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(("key", "golden"), in_parts(ONE_EPOCH.items(), list(ONE_EPOCH.items())[::5]))
 def test_calibrated_noise_of_one_epoch_matches_golden_multipliers(key: tuple[int, float], golden: float) -> None:
     bins, epsilon = key
@@ -179,6 +181,9 @@ def test_zero_out_epsilon_of_100000_rounds_is_below_replace_one_and_below_30000_
     assert most < 0.00115 < 0.0023 < fewer < 0.0024
 
 
+ASKED = [(1.0, 60, 1), (4.0, 16, 3), (20.0, 60, 1), (0.1, 600, 1)]
+
+
 @pytest.mark.slow
 def test_epsilon_rises_with_the_number_of_epochs() -> None:
     costs = [AllocatedGaussian(1.5, 60, epochs).epsilon_of(DELTA) for epochs in (1, 2, 4, 8)]
@@ -186,10 +191,9 @@ def test_epsilon_rises_with_the_number_of_epochs() -> None:
     assert costs[-1] < gdp.epsilon_of(math.sqrt(8) / 1.5, DELTA)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("asked", "relation"),
-    in_turn([(1.0, 60, 1), (4.0, 16, 3), (20.0, 60, 1), (0.1, 600, 1)], RELATIONS),
+    in_parts(itertools.product(ASKED, RELATIONS), long=zip(ASKED, itertools.cycle(RELATIONS), strict=False)),
 )
 def test_calibrated_noise_multiplier_is_the_smallest_that_meets_the_epsilon_target(
     asked: tuple[float, int, int], relation: Relation

@@ -204,6 +204,7 @@ GROUPS = [
 
 
 @pytest.mark.every(2)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(("run", "size", "step"), in_parts([*GROUPS, *map(_group_of_chance, range(12))], GROUPS))
 def test_replace_one_group_delta_lies_between_losses_rounded_down_and_up(
     run: PoissonGaussian, size: int, step: float

@@ -34,7 +34,7 @@ def claimed(trust: str, key: str, target: float, silos: int, batch: int) -> Gaus
     return claim.guarantee
 
 
-@pytest.mark.parametrize("targets", in_parts([60, 1000], [60]))
+@pytest.mark.parametrize("targets", in_parts([60, 300], [60]))
 @pytest.mark.parametrize(
     ("trust", "key"),
     [
@@ -43,7 +43,10 @@ def claimed(trust: str, key: str, target: float, silos: int, batch: int) -> Gaus
     ],
 )
 def test_no_claim_is_above_its_target(trust: str, key: str, targets: int) -> None:
-    """So many targets a key and trust, from 1e-3 to 1e3, with silos and batches of awkward sizes."""
+    """So many targets a key and trust, from 1e-3 to 1e3, with silos and batches of awkward sizes.
+
+    A fault at 1 % of them is met with probability 95 %.
+    """
     draw = np.random.default_rng(8)
     for target in np.exp(draw.uniform(math.log(1e-3), math.log(1e3), targets)).tolist():
         silos, batch = int(draw.integers(2, 9)), int(draw.integers(1, 12))

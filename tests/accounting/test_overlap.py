@@ -71,8 +71,8 @@ def compared(
     ("setting", "relation", "draws"),
     in_parts(
         [
-            *((setting, relation, 4_000) for setting in SETTINGS[::6] for relation in RELATIONS),
-            *((setting, relation, 200_000) for setting in SETTINGS for relation in RELATIONS),
+            (SETTINGS[0], "zero-out", 4_000),
+            *((setting, relation, 60_000) for setting in SETTINGS for relation in RELATIONS),
         ],
         fast=[(SETTINGS[0], "zero-out", 4_000)],
     ),
@@ -80,7 +80,10 @@ def compared(
 def test_delta_of_random_allocation_under_lambda_cgd_is_never_below_monte_carlo_estimates(
     setting: tuple[float, int, int, float, int], relation: Relation, draws: int
 ) -> None:
-    """The guarantee of `displacement_and_overlap`, in the worst direction of increments."""
+    """The guarantee of `displacement_and_overlap`, in the worst direction of increments.
+
+    Of 60,000 draws a bound 5 % below a δ of 0.05 is seen.
+    """
     for epsilon, bound, mean, error in compared(setting, relation, draws):
         assert bound >= mean - 5.0 * error, epsilon
 

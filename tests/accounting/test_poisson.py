@@ -66,6 +66,7 @@ GOLDEN_NOISE = [
 
 
 @pytest.mark.every(3)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("epsilon", "delta", "rate", "rounds", "golden"), in_parts(GOLDEN_NOISE, GOLDEN_NOISE[::3])
 )

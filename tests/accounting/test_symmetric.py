@@ -1,7 +1,9 @@
 """Random allocation under replace-one: its symmetric pair against quadrature, samples and an adversary."""
 
+import functools
 import math
 from itertools import pairwise
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -10,6 +12,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy import fft
 
+from fedpriv.accounting import allocation
 from fedpriv.accounting import gaussian as gdp
 from fedpriv.accounting.allocation import AllocatedGaussian, calibrate, removal_and_addition_curves
 from fedpriv.accounting.curves import delta_at, epsilon_at, gaussian_curve, lowest_curve, triangle_curve
@@ -43,7 +46,7 @@ def test_replace_one_epsilon_matches_golden_values(key: tuple[float, int, int], 
     assert AllocatedGaussian(*key, relation="replace-one").epsilon_of(DELTA) == pytest.approx(golden, rel=1e-3)
 
 
-@pytest.mark.parametrize("points", in_parts([60, 8], [8]))
+@pytest.mark.parametrize("points", in_parts([24, 8], [8]))
 def test_replace_one_delta_of_two_and_three_rounds_is_just_above_quadrature(points: int) -> None:
     """So many points of two rounds and of three: never below, and at most 5 % above what can be resolved."""
     draw = np.random.default_rng(5)
@@ -54,9 +57,12 @@ def test_replace_one_delta_of_two_and_three_rounds_is_just_above_quadrature(poin
             assert true * (1 - accuracy) <= bound <= true * 1.05 + 1e-11 * (1.0 + math.exp(epsilon))
 
 
-@pytest.mark.parametrize("points", in_parts([400, 12], [12]))
+@pytest.mark.parametrize("points", in_parts([120, 12], [12]))
 def test_replace_one_delta_bound_is_never_below_an_unbiased_monte_carlo_estimate(points: int) -> None:
-    """z, T, ε anywhere; 5 standard errors: a false alarm in 10^4 seeds.  At most 6 % above, too."""
+    """z, T, ε anywhere; 5 standard errors: a false alarm in 3 · 10^4 seeds.  At most 6 % above, too.
+
+    A part of 2.5 % of the settings, in which the bound is too small, is met with probability 95 %.
+    """
     draw = np.random.default_rng(6)
     for point in range(points):
         z, bins = float(np.exp(draw.uniform(-0.9, 1.0))), int(np.exp(draw.uniform(math.log(4), math.log(200))))
@@ -125,17 +131,18 @@ def test_increments_that_depend_on_earlier_releases_gain_nothing(epsilon: float)
 
 
 @pytest.mark.slow
-@settings(max_examples=12)
+@settings(max_examples=6)
 @given(z=st.floats(0.2, 20.0), bins=st.integers(1, 300), epochs=st.integers(1, 3), delta=st.floats(1e-8, 1e-3))
 def test_replace_one_epsilon_is_never_above_the_triangle_bound_nor_below_zero_out(
     z: float, bins: int, epochs: int, delta: float
 ) -> None:
-    replaced = AllocatedGaussian(z, bins, epochs, "replace-one")
-    through_nobody = triangle_curve(*removal_and_addition_curves(replaced))
-    chain = lowest_curve([gaussian_curve(replaced.known_mu), through_nobody])
-    epsilon = replaced.epsilon_of(delta)
-    assert epsilon <= epsilon_at(chain, delta) * (1 + 2e-3)  # whose grids are made for another δ
-    assert AllocatedGaussian(z, bins, epochs).epsilon_of(delta) <= epsilon * (1 + 2e-3) + 1e-9
+    with mock.patch.object(allocation, "ratio_distribution", functools.cache(allocation.ratio_distribution)):
+        replaced = AllocatedGaussian(z, bins, epochs, "replace-one")
+        through_nobody = triangle_curve(*removal_and_addition_curves(replaced))
+        chain = lowest_curve([gaussian_curve(replaced.known_mu), through_nobody])
+        epsilon = replaced.epsilon_of(delta)
+        assert epsilon <= epsilon_at(chain, delta) * (1 + 2e-3)  # whose grids are made for another δ
+        assert AllocatedGaussian(z, bins, epochs).epsilon_of(delta) <= epsilon * (1 + 2e-3) + 1e-9
 
 
 @pytest.mark.parametrize(("knots", "end"), [(12, 8.0), (128, 8.0), (128, 60.0)])
@@ -315,6 +322,7 @@ def test_upper_tail_probability_includes_sums_beyond_the_grid() -> None:
     ("bins", "mu", "delta"),
     in_parts(
         [(2, 4.0, 1e-5), (10, 1.0, 1e-5), (2, 6.0, 1e-5), (3, 4.0, 1e-6), (5, 5.0, 1e-8), (60, 0.5, 1e-5)],
+        long=[(10, 1.0, 1e-5), (3, 4.0, 1e-6)],
     ),
 )
 def test_calibrated_replace_one_run_has_an_epsilon_of_at_most_its_target(

@@ -82,7 +82,7 @@ def test_exact_epsilon_is_at_most_renyi_and_renyi_at_most_the_papers_formula(mu:
 @pytest.mark.parametrize("delta", [1e-300, 1e-6, 0.01])
 def test_renyi_epsilon_agrees_with_dp_accounting_on_fine_renyi_orders(mu: float, delta: float) -> None:
     best = math.sqrt(2.0 * math.log(1 / delta)) / mu
-    accountant = their_rdp.RdpAccountant(1.0 + best * np.geomspace(0.05, 20.0, 200_001))
+    accountant = their_rdp.RdpAccountant(1.0 + best * np.geomspace(0.05, 20.0, 20_001))  # ε errs by 1e-7
     accountant.compose(dp_accounting.GaussianDpEvent(1.0 / mu))
     assert rdp.epsilon_of(mu, delta) == pytest.approx(accountant.get_epsilon(delta), rel=1e-6, abs=1e-15)
 

@@ -248,6 +248,7 @@ def test_no_detectable_noise_share_is_stated_for_secret_rounds() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("trust", TRUSTS)
 def test_noise_below_the_detectable_share_is_refuted_with_16384_trials(
     small_cell: MakeCell, monkeypatch: pytest.MonkeyPatch, trust: str

@@ -49,6 +49,7 @@ def refutes(
     in_parts(
         [(share, n, trust) for share, n in ((0.5, 2048), (0.7, 8192), (0.8, 16384)) for trust in TRUSTS],
         [(0.5, 2048, "untrusted")],
+        long=[(0.7, 8192, "untrusted"), (0.7, 8192, "trusted"), *((0.8, 16384, trust) for trust in TRUSTS[1:])],
     ),
 )
 def test_less_noise_than_claimed_is_refuted_by_the_whole_transcript(
@@ -153,7 +154,14 @@ def right(small_cell: MakeCell, trust: str, dtype: str, test: str) -> int:
     return sum((scores[attacks.INTEGER_TESTS.index(test)] > 0.0) == present for present, scores in tried)
 
 
+@pytest.fixture
+def few_features(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Values of a round by the thousand, of which every attack but that on radii of 31 bits needs no more."""
+    monkeypatch.setattr(attacks, "_FEATURE_COUNT", 2**12 - 1)
+
+
 @pytest.mark.slow
+@pytest.mark.usefixtures("few_features")
 @pytest.mark.parametrize(("trust", "dtype"), in_turn(TRUSTS, ["float32", "float64"]))
 def test_a_noise_key_from_the_public_seed_lets_the_attack_guess_every_trial(
     small_cell: MakeCell, monkeypatch: pytest.MonkeyPatch, trust: str, dtype: str
@@ -176,6 +184,7 @@ ON_INTEGERS = [("secure-aggregation", "float32"), ("trusted", "float64"), ("untr
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("few_features")
 @pytest.mark.parametrize(
     ("of", "plant"), in_turn(ON_INTEGERS, [planted.coarse_noise, planted.release_that_reads_the_sum])
 )

@@ -148,6 +148,7 @@ def test_without_noise_the_figures_are_those_of_the_records() -> None:
     assert result["specificity"].value == pytest.approx(float((~positive)[~labels].mean()), abs=1e-9)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("federations", "count", "mu"),
     [

@@ -186,6 +186,7 @@ def only(objective: Any, place: int) -> Any:
 
 
 @pytest.mark.every(35)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("dtype", "wider"),
     [

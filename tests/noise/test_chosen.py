@@ -155,6 +155,7 @@ CASES = {**{name: (lambda key=key: objective(*key)) for name, key in GRID.items(
 
 
 @pytest.mark.every(5)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("case", in_parts(CASES, [*list(GRID)[::6], *SPECIAL]))
 def test_no_listed_mechanism_of_the_same_memory_beats_the_automatic_choice_by_one_percent(case: str) -> None:
     wanted = CASES[case]()

@@ -240,11 +240,11 @@ def ratios(relation: Relation, z: float, rounds: int, passes: int, draws: int = 
     draw = np.random.default_rng(rounds * 100 + passes)
 
     def of_sets(releases: Floats, sign: float) -> Floats:
-        sums = np.full((passes + 1, draws), -np.inf)
-        sums[0] = 0.0
-        for each in (sign * releases / z**2 - 0.5 / z**2).T:
-            sums[1:] = np.logaddexp(sums[1:], sums[:-1] + each)
-        return np.asarray(sums[-1] - math.log(math.comb(rounds, passes)))
+        sums = np.zeros((passes + 1, draws))
+        sums[0] = 1.0
+        for each in np.exp(sign * releases / z**2 - 0.5 / z**2).T:
+            sums[1:] += sums[:-1] * each
+        return np.log(sums[-1] / math.comb(rounds, passes))
 
     def sampled(sign: float) -> Floats:
         releases = z * draw.normal(size=(draws, rounds))

@@ -143,6 +143,7 @@ def deployed(folder: Path, cell: Cell, *, dies_in: int) -> ReleaseStrategy:
 
 
 @pytest.mark.every(56)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(("of", "dies_in"), in_turn(itertools.product(RUNS, TRUSTS), [3, -4]))
 def test_an_integer_deployment_gives_the_same_model_as_its_simulation_bit_for_bit(
     tmp_path: Path, of: tuple[str, str], dies_in: int
