@@ -110,7 +110,7 @@ def test_training_records_that_no_round_reads_are_counted_if_all_rows_are_record
         "algorithm": {"name": "dp-sgd", "trust": "trusted", "clip": 1.0, "step": 1.0},
         "privacy": {"relation": "zero-out", "epsilon": 4.0},
     }  # fmt: skip
-    with pytest.warns(UserWarning) as warned:
+    with pytest.warns(UserWarning, match=".") as warned:
         results = fedpriv.run(tree, train=EVEN, test=TEST, out=tmp_path / "run")
     for text in (findings(results), " ".join(str(each.message) for each in warned)):
         assert ("Of 600 training records 40 are read" in text) == (not data)
