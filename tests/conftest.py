@@ -61,14 +61,23 @@ def pytest_configure() -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Of a test that is marked `every(n)` each n-th set of parameters stays fast, and all others are slow."""
+    """Each n-th set of parameters stays fast of a test that is marked `every(n)`, and the others are slow.
+
+    Of the slow sets of one that is marked `sample(n)` each n-th stays slow, and the others are long.
+    """
     met = Counter[str]()
     for item in items:
-        if (mark := item.get_closest_marker("every")) is not None and item.get_closest_marker("slow") is None:
-            function = item.nodeid.partition("[")[0]
-            if met[function] % mark.args[0]:
+        function = item.nodeid.partition("[")[0]
+        is_slow = item.get_closest_marker("slow") is not None
+        if (mark := item.get_closest_marker("every")) is not None and not is_slow:
+            if is_slow := met[function] % mark.args[0] > 0:
                 item.add_marker("slow")
             met[function] += 1
+        if is_slow and (mark := item.get_closest_marker("sample")) is not None:
+            if met[f"slow {function}"] % mark.args[0]:
+                item.own_markers = [own for own in item.own_markers if own.name != "slow"]
+                item.add_marker("long")
+            met[f"slow {function}"] += 1
 
 
 @pytest.hookimpl(wrapper=True)
