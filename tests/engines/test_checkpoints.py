@@ -125,6 +125,7 @@ def one_schedule(name: str, place: int) -> str:
 
 
 @pytest.mark.every(25)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("name", "schedule"),
     in_parts(

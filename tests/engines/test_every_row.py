@@ -255,6 +255,7 @@ def in_turn(name: str, schedule: str, private: bool) -> list[str]:
 
 
 @pytest.mark.every(3)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(("name", "schedule", "private"), GRID)
 def test_an_algorithm_is_admitted_as_documented_and_trains_alike_on_both_engines(
     name: str, schedule: str, private: bool
@@ -269,6 +270,7 @@ def test_an_algorithm_is_admitted_as_documented_and_trains_alike_on_both_engines
 
 
 @pytest.mark.slow
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(("name", "schedule", "private"), GRID)
 def test_an_algorithm_trains_alike_on_both_engines_in_every_trust_setting(
     name: str, schedule: str, private: bool
@@ -338,6 +340,7 @@ REPLICATES = [(schedule, name) for schedule in SCHEDULES for name in sorted(RUNS
 
 
 @pytest.mark.every(54)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(("schedule", "name"), in_parts(REPLICATES, REPLICATES[::4]))
 def test_replicates_with_different_settings_run_together_equal_the_runs_alone(schedule: str, name: str) -> None:
     """Other seeds draw other records, and other numbers of them; steps, clips and noise differ, too."""
