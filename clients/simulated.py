@@ -1,8 +1,9 @@
 """Silos of a simulation, whose records and seeded noise are in the ClientApp's process.
 
 A query is the vector that the server sends in round t, and a release is the silo's answer.  The state is what a
-silo keeps from one round to the next, such as a digest of the queries so far (`query_chain`).  It is stored in
-Flower's Context.  `make_client_app` makes a ClientApp over silos in this process, without SuperNodes and sockets.
+silo keeps from one round to the next, such as a digest of the queries so far (`query_chain`).  `answer_query`
+stores it in Flower's Context.  `make_client_app` makes a ClientApp over silos in this process, without
+SuperNodes and sockets.
 """
 
 from collections.abc import Callable, Sequence

@@ -7,13 +7,14 @@ An event is plain data here, {"class": NAME, FIELD: VALUE, …} with the names a
 * A stream is the releases of one party over the rounds of a step, with the noise, the clips and the weight of one
   data record.  Silos with equal weights and noise may share one.  A step is the rounds, or a first step: a release
   before them by whose result columns are scaled.
-* An increment is one data record's contribution to a round, and its clip the bound on its norm.
+* An increment is the contribution of one unit, a data record or a person, to a round.  Its clip is the bound on
+  its norm.
 * `apart`, the increment diameter, is the largest distance of two increments, in clips: 2, or less for some losses.
 * The participation says which data records take part in which rounds: in a public order, or in secret.
 
 In real arithmetic, a stream in a public order is a Gaussian mechanism.  With A s the running sums of the
 increments s, and A = B C (`noise.mechanism`), A s + B z is post-processing of C s + z.  The noise multiplier of a
-Gaussian event is the standard deviation of z over the largest distance by which one data record moves C s.
+Gaussian event is the standard deviation of z over the largest distance by which one unit moves C s.
 """
 
 import itertools

@@ -37,9 +37,9 @@ def main() -> None:
     * 3: a claim that an audit refuted.
     * 130: an interrupt (Ctrl-C), which may end the process without a message.
     """
-    from fedpriv.cli.app import app  # imported late: add-ons' options, which it imports, import this package
-
     try:
+        from fedpriv.cli.app import app  # imported late: add-ons' options, which it imports, import this package
+
         with _translate_torch_errors():
             _refuse_key_options(sys.argv[1:])
             app()

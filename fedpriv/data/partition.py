@@ -1,11 +1,13 @@
-"""Partition records over silos, and split them into training and test parts, by public choices.
+"""Partition records over silos, and split them into training and test parts.
+
+A partition or split follows from public randomness, and some partitions also from the records' labels.
 
 `silo_sizes` computes the number of records of each silo without reading a record, because batch sizes are public.
 A `partition_…` function returns the row indices of each silo, in the silo's order of records.
 
 `split_rows` gives each row of a file a place, its position in the training part, in the test part, or in both.
 The place of a row does not depend on its content, such as a missing value.  A row that has a place and does not
-count is a row of zeros there.
+count has features of zeros there, and the label -1, or NaN in a regression.
 
 `draw_split` draws other splits than the published one, to show how far a comparison depends on the split.  A unit
 is a person if the data name persons, and else a record.

@@ -4,8 +4,9 @@ A cell is one run of a scenario: a value of each swept key, and a seed.  A group
 computes together, as replicates.  Each silo, a party that holds records, keeps a running sum over rounds, which is
 released with the noise of a mechanism.
 
-`check_memory` refuses a run that needs more memory than there is, before the run starts.  The need is the memory
-that this process has already, plus an estimate for vectors of the model's size and for the records of a round.
+`check_memory` refuses a run that needs more memory than there is, before the run starts, on engines in this
+process.  The need of each process is the memory that this process has already, plus an estimate for vectors of
+the model's size and for the records of a round.
 
 `retain_freed_pages` makes glibc keep freed memory during a run (`mallopt`).  A round allocates vectors as long as
 those of the round before, and getting and clearing their pages can take longer than computing with them.

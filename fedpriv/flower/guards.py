@@ -38,7 +38,7 @@ from torch import Tensor, nn
 from fedpriv.claims.outcome import evaluation_rounds
 from fedpriv.clients.app import Answer, ask_release, ask_shapes
 from fedpriv.core.errors import InputError, RunError, refuse, sanitize_line
-from fedpriv.loss.frozen import frozen_names, trainable_parameters
+from fedpriv.loss.frozen import trainable_parameters
 from fedpriv.loss.module import check_module
 from fedpriv.loss.scores import scores_to_metrics
 from fedpriv.noise.trust import RECORD, UNTRUSTED
@@ -167,8 +167,8 @@ class ModelLayout:
         """
         check_module(module)
         own_shapes = {name: tuple(parameter.shape) for name, parameter in trainable_parameters(module).items()}
-        server_arrays = zip(self.names, self.shapes, strict=True)
-        for server_array, own_array in zip_longest(server_arrays, own_shapes.items()):
+        parameters = dict(module.named_parameters(remove_duplicate=False))
+        for server_array, own_array in zip_longest(zip(self.names, self.shapes, strict=True), own_shapes.items()):
             if server_array != own_array:
                 name, shape = server_array or own_array
                 reason = (
@@ -176,9 +176,12 @@ class ModelLayout:
                     if server_array is None
                     else f"here it has shape {own_shapes[name]}, or another place in the order"
                     if name in own_shapes
-                    else "its requires_grad is False"
-                    if name in frozen_names(module)
                     else "it is none that is trained here"
+                    if name not in parameters
+                    else "its requires_grad is False"
+                    if not parameters[name].requires_grad
+                    else f"here it is {next(own for own in own_shapes if parameters[own] is parameters[name])!r} "
+                    "under another name; send each once, as named_parameters() has them"
                 )
                 raise InputError(
                     f"array {sanitize_line(name)!r} {shape}{' of the server' if server_array else ''}: {reason}; "

@@ -503,8 +503,8 @@ def augment_objective(
         shape: Shape in which the module takes a record, or () for the shape of the layout.
 
     Raises:
-        InputError: Records are no pictures with channels first (`picture_shape`), a shift may move them out of
-            sight, or the model is no torch module.
+        InputError: Records are no pictures, or seem to have channels last (`picture_shape`), a shift may move them
+            out of sight, or the model is no torch module.
     """
     if augmentation is None:
         return objective

@@ -18,7 +18,7 @@ points and records are those of replicates: runs that are computed side by side.
 
 `GoldsteinView` adds a metric to evaluations.  x is (r, β)-stationary for F if some convex combination of gradients
 of F at points within distance r of x has norm at most β (Goldstein 1977; Kornowski, Liu & Talwar, section 2).  The
-metric samples the points, so it is an upper bound on the least such norm.
+metric samples the points, so it is an upper bound on the least such norm, if all gradients are finite.
 
 `find_min_norm_point` finds the least-norm point x of a convex hull by Wolfe's algorithm (Wolfe 1976), with a
 certificate: no convex combination of points g_i has a norm below min_i ⟨g_i, x⟩/‖x‖.
@@ -456,9 +456,11 @@ def find_min_norm_point(points: Floats) -> MinNormPoint:
     """Find the least-norm point of the convex hull of points (n, d), by Wolfe's algorithm.
 
     The members are the points whose convex combination is x.  The point of least norm is the first member.  A step
-    adds the point g_i of least ⟨g_i, x⟩ to the members, and x becomes the least-norm point of their hull.  The
-    algorithm ends when ‖x‖² - ⟨g_i, x⟩ is at most 1e-12 of the largest squared norm of a point, or when g_i is a
-    member already.  It also ends at a step that does not make x shorter, because of rounding, or whose equations
+    adds the point g_i of least ⟨g_i, x⟩ to the members, drops some of them, and x becomes the least-norm point of
+    the hull of those that are kept.  A dropped point may be added again by a later step.
+
+    The algorithm ends when ‖x‖² - ⟨g_i, x⟩ is at most 1e-12 of the largest squared norm of a point, or when g_i is
+    a member already.  It also ends at a step that does not make x shorter, because of rounding, or whose equations
     are singular.  Such steps occur for points that are nearly in a subspace.
 
     Args:
@@ -493,7 +495,10 @@ def find_min_norm_point(points: Floats) -> MinNormPoint:
 def _minimize_over_members(
     points: Floats, members: list[int], weights: Floats, largest: float
 ) -> tuple[list[int], Floats]:
-    """Find the least-norm point of the members' convex hull, and drop the members that it does not need.
+    """Drop members until the least-norm point of the others' affine hull is in their convex hull.
+
+    This is the minor cycle of Wolfe's algorithm.  A dropped member may be one that a shorter point of all members'
+    hull needs, and then a later step of the algorithm adds it again.
 
     With the members as rows of P, and 1 a vector of ones, the weights of the least-norm point of their affine hull
     are proportional to (P Pᵀ + largest · 1 1ᵀ)⁻¹ 1.  If all are above `_SMALL`, they are the result.  Otherwise
@@ -507,7 +512,7 @@ def _minimize_over_members(
         largest: Largest squared norm of a point.
 
     Returns:
-        The remaining members, and their positive weights.
+        The remaining members, and their positive weights in the least-norm point of their hull.
 
     Raises:
         LinAlgError: The matrix of a step is singular in floating point.
@@ -521,7 +526,9 @@ def _minimize_over_members(
         if np.all(target > _SMALL):
             return members, target
         # Share of the way to `target` at which the weight of each blocking member becomes 0.
-        step_shares = np.where(target <= _SMALL, weights / np.maximum(weights - target, _SMALL), np.inf)
+        step_shares = np.where(
+            target <= _SMALL, np.minimum(weights / np.maximum(weights - target, _SMALL), 1.0), np.inf
+        )
         first = int(np.argmin(step_shares))
         weights = (1.0 - step_shares[first]) * weights + step_shares[first] * target
         is_kept = (weights > _SMALL) & (np.arange(len(members)) != first)

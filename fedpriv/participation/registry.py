@@ -285,7 +285,8 @@ _IMPORT_HINT = "; for one of your own, name the file that adds it in FEDPRIV_IMP
 def add_participation(kind: type[DrawnOrder]) -> None:
     """Add a user's participation under its name, or replace the user's participation of that name.
 
-    Guarantee: the charge, and the check that the charge covers a record's rounds, are those of `DrawnOrder`.
+    Guarantee: the charge, and the check that the charge covers a record's rounds, are those of `DrawnOrder`, as
+    far as the attributes and the fields of the class show.
 
     Args:
         kind: Frozen dataclass, a subclass of `DrawnOrder`, with a `title`, and with a `name` of lower-case
@@ -307,16 +308,18 @@ def add_participation(kind: type[DrawnOrder]) -> None:
         )
     if name in PARTICIPATIONS:
         raise InputError(f"add_participation: {name!r} is a participation of fedpriv; give yours another name")
-    # Members are compared with those of `DrawnOrder` without calling them.
+    # Members are compared with those of `DrawnOrder` without calling them.  A field whose default is the member of
+    # `DrawnOrder` would give instances another one.
     overridden = [
         member
         for member in _FIXED_MEMBERS
         if inspect.getattr_static(kind, member) is not inspect.getattr_static(DrawnOrder, member)
+        or member in getattr(kind, "__dataclass_fields__", {}).keys() - DrawnOrder.__dataclass_fields__.keys()
     ]
     if overridden:
         raise InputError(
             f"add_participation: {kind.__name__} has a {overridden[0]!r} of its own; what a run is charged is "
-            "DrawnOrder's, and yours are rounds_of, from_schedule, title and words"
+            "DrawnOrder's, and yours are rounds_of, from_schedule, title and words, among others"
         )
     USER_PARTICIPATIONS[name] = kind
     note_table_change()

@@ -507,8 +507,8 @@ def _add_metrics(task: PublicTask, cell: Cell) -> Objective:
     silos evaluate, or the scenario sets none of these keys, the objective is unchanged.
 
     Raises:
-        InputError: A metric cannot be computed on the test records, these are of no site with `run.per_silo`, or a
-            site has none of them.
+        InputError: A metric cannot be computed on the test records or for the model, the records are of no site
+            with `run.per_silo`, or a site has none of them.
     """
     objective, run = task.objective, cell.run
     if cell.evaluation is not None:  # silos evaluate and send sums
@@ -538,8 +538,16 @@ def _add_metrics(task: PublicTask, cell: Cell) -> Objective:
         objective = ScoreView(objective, run.metrics, silos, task.label_unit)
     if run.goldstein_radius is None:
         return objective
-    if task.label_shape or cell.model.is_survival:
-        raise InputError("run.goldstein_radius: it is for records with one class or number each; leave it out")
+    refuse(
+        {
+            "run.goldstein_radius: it is for records with one class or number each; leave it out": (
+                bool(task.label_shape) or cell.model.is_survival
+            ),
+            "run.goldstein_radius: an evaluation has no copies of model.augment; leave one of them out": (
+                cell.model.augment is not None
+            ),
+        }
+    )
     return GoldsteinView(objective, run.goldstein_radius)
 
 

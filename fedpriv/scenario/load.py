@@ -381,7 +381,7 @@ def parse_scenario(tree: Mapping[str, Any], source: str, overrides: Iterable[str
             isinstance(value, float) and not math.isfinite(value)
             for value in (values if isinstance(values, list) else [values])
         ):
-            raise InputError(f"{source}: {key}: swept values and labels are finite numbers, texts or lists")
+            raise InputError(f"{source}: {key}: swept values and labels have to be finite")
     # A cell has one of the `seeds`, in place of any other value of `seed`.
     if (
         ("seeds" in axes and "seed" in override_parts.fixed_values)

@@ -3,10 +3,10 @@
 The silo's ClientApp connects to the socket.  A request is two frames, a header (a JSON object) and the bytes of a
 query, which may be empty, and a request for health is a header alone.  A reply is a header, with a second frame if
 a message or a public key follows.  A thread for each connection reads and writes, and the main thread answers one
-request at a time.
+request to the guard at a time.
 
-The policy sets a tick, a time in seconds.  Unless the tick is 0, the guard takes a whole multiple of it for an
-answer, so that the time of a reply reveals little about the records.
+The policy sets a tick, a time in seconds.  Unless the tick is 0, the guard takes a whole multiple of it for the
+answer to a query, so that the time of a reply reveals little about the records.
 """
 
 import json

@@ -216,7 +216,11 @@ FIXED: dict[str, Case] = {
     "tests beside the training": both(record(evaluation__mu_with_training=1.0), "record.evaluation is"),
     "scenario, without its digest": Case(weaker_scenario, RUN, "ledger|was charged mu = 4"),
     "scenario, with its digest": Case(with_digest(weaker_scenario), RUN, "was charged mu = 4"),
-    "digest": Case(record(scenario_sha256="0" * 64), f"{RUN}, the one that is certified, and record", None),
+    "digest": Case(
+        record(scenario_sha256="0" * 64),
+        "the ledger has record.scenario, but no run of it with the digest record.scenario_sha256",
+        None,
+    ),
     "title": both(record(scenario__title="Another"), "run.title is '', and the scenario's is 'Another'"),
     "a key in other letters": Case(
         with_digest(record(scenario__federation__epochs=1.0)), "epochs = 1.0: expected a whole number", "record"

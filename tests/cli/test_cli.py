@@ -6,16 +6,18 @@ import re
 import shlex
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pytest
 from pydantic_core import PydanticSerializationError
 
-from fedpriv.cli import run
+from fedpriv.cli import main, run
 from fedpriv.cli.options import DisplayOptions
 from fedpriv.show.table import render_tables
 from fedpriv.study.results import read_results
@@ -306,3 +308,19 @@ def test_an_interrupt_ends_the_run_with_exit_code_130_even_inside_pydantic(
         run.run_scenario(Path("quickstart"), RunOptions(out=tmp_path), DisplayOptions())
     assert ended.value.code == 130
     assert "stopped before the first cell" in capsys.readouterr().err
+
+
+def test_an_interrupt_during_the_import_of_the_commands_ends_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Before: Python's traceback, after Ctrl-C in the first seconds."""
+
+    class Interrupted(ModuleType):
+        def __getattr__(self, name: str) -> Any:
+            raise KeyboardInterrupt
+
+    monkeypatch.setitem(sys.modules, "fedpriv.cli.app", Interrupted("fedpriv.cli.app"))
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 130
+    assert capsys.readouterr().err == "fedpriv: stopped\n"

@@ -1,5 +1,6 @@
 """The Control API of a SuperLink that is not there, or not the one that was meant: one line at once."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +17,26 @@ from fedpriv.core.errors import RunError
 def test_an_unreachable_superlink_is_reported_in_one_line_at_once(address: str) -> None:
     with pytest.raises(RunError, match=f"the SuperLink at {address} cannot be reached: "):
         ControlClient(address).run_status(1)
+
+
+@pytest.mark.parametrize("address", ["[::zz]:80", "é..x:1"])
+def test_a_superlink_address_that_is_none_is_reported_in_one_line(address: str) -> None:
+    """Before: a traceback of httpx."""
+    with pytest.raises(RunError, match=f"the SuperLink at {re.escape(address)} cannot be reached: "):
+        ControlClient(address).run_status(1)
+
+
+@pytest.mark.parametrize("content", ["no certificate", None])
+def test_root_certificates_that_cannot_be_read_are_reported_in_one_line(
+    content: str | None, tmp_path: Path
+) -> None:
+    """Before: a traceback of ssl."""
+    path = tmp_path / "ca.crt"
+    if content is not None:
+        path.write_text(content)
+    with pytest.raises(RunError, match="cannot be reached: its root certificates cannot be read") as raised:
+        ControlClient("127.0.0.1:1", path).run_status(1)
+    assert "nothing listens" not in str(raised.value)
 
 
 @pytest.mark.parametrize(

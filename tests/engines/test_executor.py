@@ -1,5 +1,6 @@
 """The executor: tokens that nobody else sees, and tasks that fail, which are reported at once."""
 
+import errno
 import json
 import logging
 import os
@@ -13,6 +14,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -291,6 +293,42 @@ def test_a_hanging_trial_task_is_killed_and_no_trial_runs_beside_a_task(
     running.poll_trial()
     fault = service.why_stalled(beats, service.EXECUTOR, clock.now)
     assert fault == "a trial of a task was ended by SIGKILL; a machine that runs out of memory does that"
+
+
+@pytest.mark.parametrize("kind", ["trial", "task"])
+def test_an_executor_lives_on_and_is_unhealthy_while_no_process_can_be_started(
+    certified: Path, beats: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Was: the executor ended by an OSError, and its SuperLink with it, at the limit of processes."""
+    clock = Clock(1000.0)
+
+    def refuse_process(*_: Any, **__: Any) -> None:
+        raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+    answers = iter([ACQUIRE_TASK.answer_type(token=TOKEN)] if kind == "task" else [])
+
+    def ask(*_: Any) -> Any:
+        answer = next(answers, ACQUIRE_TASK.answer_type())
+        answer.task.type = SERVERAPP
+        return answer
+
+    def sleep(seconds: float) -> None:
+        clock.now += 400.0
+        if clock.now > 2500.0:
+            sys.exit(3)
+
+    monkeypatch.setattr(executor, "time", SimpleNamespace(monotonic=clock.monotonic, sleep=sleep))
+    monkeypatch.setattr(subprocess, "Popen", refuse_process)
+    monkeypatch.setattr(executor, "exit_on_signals", lambda: None)
+    monkeypatch.setattr(executor, "configure_service_logging", lambda: None)
+    if kind == "task":
+        monkeypatch.setattr(executor, "_TRIAL_SECONDS", 1e9)
+    monkeypatch.setattr(ApiClient, "ask", lambda _self, *arguments: ask(*arguments))
+    with pytest.raises(SystemExit) as ended:
+        executor.main("127.0.0.1:1", str(certified), str(os.getppid()), SERVERAPP)
+    assert ended.value.code == 3, "by this test, after some turns"
+    fault = service.last_beat(beats, service.TRIAL, 0.0).error
+    assert fault == "a task's process cannot be started: [Errno 11] Resource temporarily unavailable"
 
 
 @pytest.mark.slow

@@ -22,6 +22,7 @@ from fedpriv.core.errors import InputError, RunError
 from fedpriv.data.given import to_record_arrays
 from fedpriv.flower import DPSGD, DPMu2FL, PrivateClient, PrivateStrategy
 from fedpriv.flower.client import _count_classes, normalize_loss
+from fedpriv.flower.guards import ModelLayout
 from fedpriv.loss.models import make_loss_choice
 from fedpriv.protocol.messages import read_refusal, unseal_vector
 from tests.flower.apps import (
@@ -97,6 +98,39 @@ def test_a_client_module_that_differs_from_the_server_model_is_refused_before_ro
     with pytest.raises(RunError, match=line) as raised:
         started(train_of(client, shares()), server)
     assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("frozen_first", "line"),
+    [
+        (
+            False,
+            r"array '1.weight' \(4, 4\) of the server: here it is '0.weight' under another name; send each once",
+        ),
+        (True, r"array '0.weight' \(4, 4\) of the server: its requires_grad is False"),
+    ],
+)
+def test_a_server_that_sends_a_tied_parameter_under_both_names_is_refused_with_the_reason(
+    frozen_first: bool, line: str
+) -> None:
+    """Before: the second name was said to be none that is trained here."""
+    net = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    net[1].weight = net[0].weight
+    net[0].weight.requires_grad_(not frozen_first)
+    with pytest.raises(InputError, match=line):
+        ModelLayout.from_arrays(ArrayRecord(net.state_dict())).check_module(net)
+    if not frozen_first:
+        once = {name: values.detach() for name, values in net.named_parameters()}
+        ModelLayout.from_arrays(ArrayRecord(once)).check_module(net)
+
+
+def test_a_second_name_of_a_frozen_parameter_is_refused_as_frozen() -> None:
+    net = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    net[1].weight = net[0].weight
+    net[0].weight.requires_grad_(False)
+    arrays = {name: values for name, values in net.state_dict().items() if name != "0.weight"}
+    with pytest.raises(InputError, match=r"array '1.weight' \(4, 4\) of the server: its requires_grad is False"):
+        ModelLayout.from_arrays(ArrayRecord(arrays)).check_module(net)
 
 
 def test_a_function_of_a_single_output_is_a_loss_of_two_classes() -> None:

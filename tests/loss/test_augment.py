@@ -270,6 +270,15 @@ def test_engines_agree(small_cell: MakeCell) -> None:
     assert np.array(result[0]) == pytest.approx(np.array(result[1]), rel=1e-9)
 
 
+def test_the_goldstein_measure_of_a_model_with_augmentation_is_refused_when_planning(small_cell: MakeCell) -> None:
+    """Before: a traceback at the first evaluation, which has no batch whose rows key the copies."""
+    cell = small_cell(
+        data__name="synthetic", model={"name": "cnn", "augment": AUGMENTED}, run__goldstein_radius=0.1
+    )
+    with pytest.raises(InputError, match=r"^run\.goldstein_radius: .* model\.augment"):
+        load_task(cell)
+
+
 def test_several_labels_a_record_are_its_copies_labels() -> None:
     flags = torch.tensor([[0.0, 1.0], [1.0, 1.0]], dtype=F64)
     layout = FeatureLayout(SIDE * SIDE + 2, (InputLayout((SIDE, SIDE), "numbers"),), (2,))

@@ -1,5 +1,6 @@
 """A participation of one's own: its name, what it is charged, runs, a guard's permission, and reading back."""
 
+import dataclasses
 import json
 import os
 import runpy
@@ -65,6 +66,11 @@ def available(keys: ParticipationKeys) -> ClientAvailability:
     return ClientAvailability.from_schedule(FixedOrder(40, 30), keys)
 
 
+def annotated(member: str) -> Any:
+    """A class whose annotation alone makes a fixed member a field, with the inherited member as its default."""
+    return dataclasses.dataclass(frozen=True)(named("field", __annotations__={member: Any}))
+
+
 REFUSED: list[tuple[Any, ...]] = [
     *((f"'{name}' is a participation of fedpriv", add_participation, named(name)) for name in PARTICIPATIONS),
     ("expected a subclass of DrawnOrder, found <class 'dict'>", add_participation, dict),
@@ -76,6 +82,8 @@ REFUSED: list[tuple[Any, ...]] = [
     ("has a 'max_rounds_per_record' of its own", add_participation, named("cheap", max_rounds_per_record=1)),
     ("has a 'select_rows' of its own", add_participation, named("own", select_rows=lambda *_: [])),
     ("has a 'secret' of its own", add_participation, named("hidden", secret=True)),
+    ("has a 'secret' of its own", add_participation, annotated("secret")),
+    ("has a 'distance' of its own", add_participation, annotated("distance")),
     ("has a 'max_batches' of its own", add_participation, named("small", max_batches=lambda self, t: 0)),
     ("no whole number of epochs", BalancedSubsampling, 10, 4),
     *(

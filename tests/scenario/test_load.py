@@ -387,7 +387,7 @@ def test_a_rule_may_replace_the_data_without_naming_a_partition() -> None:
 def test_a_label_that_a_rule_sets_is_finite(labels: dict[str, Any]) -> None:
     """The results of such a run could not be written as JSON."""
     tree = {**small_tree(), "where": [{"when": {"federation.silos": 2}, "set": labels}]}
-    with pytest.raises(InputError, match=r"label\.x: swept values and labels are finite numbers"):
+    with pytest.raises(InputError, match=r"label\.x: swept values and labels have to be finite"):
         parse_scenario(tree, "test")
 
 

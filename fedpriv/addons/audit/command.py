@@ -1,4 +1,7 @@
-"""Command `fedpriv audit`, which exits with 0 if the claim stands and with 3 if it is refuted."""
+"""Command `fedpriv audit`, which exits with 0 if the claim stands and with 3 if it does not.
+
+A claim does not stand if a bound refutes it, or if records are not read as it assumes.
+"""
 
 import dataclasses
 import json
@@ -35,7 +38,7 @@ def audit_scenario(request: AuditRequest) -> None:
     Raises:
         InputError: If the scenario or an option is not valid, the cell cannot be audited, or an outcome is to be
             stored that has secret rounds, or in a folder without a run of this algorithm and model.
-        AuditRefutedError: If the claim is refuted, or records are not read as it assumes.
+        AuditRefutedError: If the claim is refuted, or, before any outcome, records are not read as it assumes.
     """
     import_files(request.imports or [])
     cell = _load_cell(request)

@@ -260,8 +260,11 @@ def _read_facts(policy: Policy, scenario: Mapping[str, Any], digest: str) -> tup
     public_texts = [json.dumps(strip_paths(json.loads(row.cell)), sort_keys=True) for row in rows]
     candidates = [index for index, text in enumerate(public_texts) if text == json.dumps(scenario, sort_keys=True)]
     if not (matches := [index for index in candidates if sha256(rows[index].cell.encode()) == digest]):
-        other = ", and record.scenario_sha256 is not of a run that it has" if candidates else ""
-        raise InputError(f"the ledger has no run of record.scenario, the one that is certified{other}")
+        raise InputError(
+            "the ledger has record.scenario, but no run of it with the digest record.scenario_sha256"
+            if candidates
+            else "the ledger has no run of record.scenario, the one that is certified"
+        )
     index = matches[-1]
     row, total_price = rows[index], _compose_charges(rows, policy)
     remaining = (

@@ -384,13 +384,20 @@ def follow_run(
                 last_answer_time = last_query_time
                 # The server may have written the outcome since it was read above.
                 if status.is_over and reader.read_result() is None:
-                    details_note = f" ({status.details})" if status.details else ""
-                    raise RunError(f"Flower ended the run without a result{details_note}{link.log_tail()}")
+                    raise RunError(
+                        "Flower ended the run without a result"
+                        f"{f' ({status.details})' if status.details else ''}{link.log_tail()}"
+                    )
                 if not (status.is_over or status.state.startswith("running")):
                     progress.report_waiting(f"the SuperLink to start the run, which is {status.state}", start_time)
                     seconds = time.time() - start_time
-                    start_fault = f"the SuperLink has not started the run in {seconds:.0f} s; its log says why"
-                    refuse({start_fault + link.log_tail(): seconds > _MAX_START_SECONDS}, RunError)
+                    refuse(
+                        {
+                            f"the SuperLink has not started the run in {seconds:.0f} s; its log says why"
+                            f"{link.log_tail()}": seconds > _MAX_START_SECONDS
+                        },
+                        RunError,
+                    )
             if (wait := reader.read_waiting()) is not None:
                 silos, wait_start = wait
                 progress.report_waiting(

@@ -192,13 +192,12 @@ def _answer_health(listener: socket.socket, health: HealthCheck) -> None:
     A request is any JSON object of at most 1,000 bytes.  Others get no answer.
     """
     while listener.fileno() >= 0:
-        with suppress(OSError, ValueError, RecursionError):  # a stranger may send anything
-            connection, _ = listener.accept()
-            with connection:
-                connection.settimeout(2.0)
-                receive_json(connection, 1000, 2.0)
-                answer = {"healthy": True} if (fault := health()) is None else {"healthy": False, "why": fault}
-                send_frame(connection, json.dumps(answer).encode())
+        # A stranger may send anything.
+        with suppress(OSError, ValueError, RecursionError), listener.accept()[0] as connection:
+            connection.settimeout(2.0)
+            receive_json(connection, 1000, 2.0)
+            answer = {"healthy": True} if (fault := health()) is None else {"healthy": False, "why": fault}
+            send_frame(connection, json.dumps(answer).encode())
 
 
 _FLOWER_SETTINGS = {

@@ -605,7 +605,7 @@ def _restore_split(
     `shape` has the numbers of ε and of seeds.
 
     Raises:
-        ValueError: A figure is impossible, or an array has another shape.
+        ValueError: A figure is not finite, a silo has no test record, or an array has another shape.
         KeyError, TypeError, AttributeError, OverflowError: The tree has another form.
     """
     fields = {name: tree[name] for name in SplitGains.__dataclass_fields__}

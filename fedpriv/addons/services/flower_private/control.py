@@ -184,7 +184,8 @@ class ControlClient:
 
         Raises:
             LostRunError: If the SuperLink does not know the run.
-            UnreachableError: If there is no answer, or none that can be read.
+            UnreachableError: If there is no answer, or none that can be read, the address is none, or the root
+                certificates cannot be read.
             RunError: If the answer is a refusal.
         """
         try:
@@ -197,7 +198,7 @@ class ControlClient:
             if code == ApiErrorCode.RUN_ID_NOT_FOUND:
                 raise LostRunError(f"the SuperLink at {self.address} does not know this run") from None
             raise RunError(f"the SuperLink at {self.address} refuses: {reason}") from None
-        except (httpx.RequestError, ValueError, TypeError, RecursionError) as error:
+        except (httpx.RequestError, httpx.InvalidURL, OSError, ValueError, TypeError, RecursionError) as error:
             raise UnreachableError(
                 f"the SuperLink at {self.address} cannot be reached: {_explain_unreachable(error)}"
             ) from None
@@ -209,6 +210,8 @@ def _explain_unreachable(error: Exception) -> str:
     On Linux a missing socket is errno 2, and a port without a listener is errno 111.
     """
     text = str(error) or type(error).__name__
+    if isinstance(error, OSError):  # errors of the connection are httpx's
+        return f"its root certificates cannot be read ({text})"
     if "certificate has expired" in text:
         return f"its certificate has expired; the server's owner has to make a new one ({text})"
     if "[Errno 2]" in text or "[Errno 111]" in text:

@@ -142,12 +142,14 @@ def start_task(command: Sequence[str], token: str) -> "subprocess.Popen[bytes]":
 
     Guarantee: no command line, environment or named file has the token; a holder of the token may read and answer
     the task's messages.
+
+    Raises:
+        OSError: The process or the file cannot be made, such as at the limit of processes.
     """
     with tempfile.TemporaryFile() as file:
         file.write(token.encode())
         file.flush()
-        descriptor = file.fileno()
-        return subprocess.Popen([*command, "--token-file", f"/dev/fd/{descriptor}"], pass_fds=[descriptor])
+        return subprocess.Popen([*command, "--token-file", f"/dev/fd/{file.fileno()}"], pass_fds=[file.fileno()])
 
 
 class Executor:
@@ -185,6 +187,9 @@ class Executor:
         """Start a trial every ten minutes, and write how it ended as the heartbeat `TRIAL`.
 
         None is started beside a task, which needs the memory.  A trial that takes five minutes is killed.
+
+        Raises:
+            OSError: The trial cannot be started.  The next call tries again.
         """
         age = time.monotonic() - self._trial_start
         if self.trial is None and age > _TRIAL_SECONDS and not self.tasks:
@@ -204,6 +209,9 @@ class Executor:
         Flower gets heartbeats of tasks that may still be starting, and reports of tasks that failed.  The
         executor's own heartbeat, on which the health of its service depends, is written after an answer that is no
         refusal.
+
+        Raises:
+            OSError: The next task cannot be started.  Flower gets no heartbeat of it, and fails its run.
         """
         try:
             answer = self._task_client.ask(
@@ -219,11 +227,12 @@ class Executor:
                     TaskProcess(
                         answer.task.type,
                         answer.task.run_id,
-                        start_task(
-                            task_command(answer.task.type, self._address, self._certificate, self._parent), token
-                        ),
-                        ApiClient(
+                        # Before the process, since no process may be left behind if the client cannot be made.
+                        client=ApiClient(
                             open_client(self._address, self._certificate), lambda *_: {TASK_TOKEN_HEADER: token}
+                        ),
+                        process=start_task(
+                            task_command(answer.task.type, self._address, self._certificate, self._parent), token
                         ),
                     )
                 )
@@ -246,6 +255,8 @@ def _signed_headers(signer: SuperExecAuthHttpInterceptor, request: Any) -> Mappi
 def main(address: str, folder: str, parent: str, *types: str) -> NoReturn:
     """Start tasks, and end them when the parent process has ended or SIGTERM or SIGINT comes.
 
+    A process that cannot be started makes the service unhealthy until a trial has ended well (`TRIAL`).
+
     The arguments are those of the module's command line.
     """
     configure_service_logging()
@@ -253,8 +264,11 @@ def main(address: str, folder: str, parent: str, *types: str) -> NoReturn:
     executor = Executor(address, Path(folder), int(parent), types)
     try:
         while os.getppid() == int(parent):
-            executor.poll()
-            executor.poll_trial()
+            try:
+                executor.poll()
+                executor.poll_trial()
+            except OSError as error:
+                write_heartbeat(TRIAL, f"a task's process cannot be started: {error}")
             time.sleep(_POLL_SECONDS)
         sys.exit("the service that this executor belongs to is gone")
     finally:  # a task that waits for a SuperLink that is gone may never notice that it should end

@@ -5,7 +5,7 @@ silo ── query for me? ──▶ front ──▶ SuperLink ── none ──
 | event | Flower | here |
 |---|---|---|
 | a silo replies as another silo | counts the reply | refused with 403 |
-| a silo or a server asks, and there is no message | answers at once | held: long polling |
+| a silo asks, or a server asks for replies, and there is none | answers at once | held: long polling |
 | a server asks for a reply whose objects are on their way | waits for these, up to 180 s | gets the others first |
 | a reply is announced again, since the answer was lost | wants no object of it | wants the missing ones |
 | an object is sent again, since the answer was lost | refuses it, and the reply is lost | stored |
