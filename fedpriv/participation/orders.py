@@ -726,9 +726,7 @@ class Phases(PublicOrder):
 
     def __post_init__(self) -> None:
         if not self.lengths or not all(type(length) is int and length >= 1 for length in self.lengths):
-            raise InputError(
-                f"lengths = {self.lengths}: expected one phase or more, each of 1 or more rounds"
-            )
+            raise InputError(f"lengths = {self.lengths}: expected one phase or more, each of 1 or more rounds")
 
     @property
     def rounds(self) -> int:

@@ -292,7 +292,7 @@ def test_overrides_that_are_not_finite_numbers_are_refused(assignment: str, tmp_
         'name = "small"\n[data]\nname = "synthetic"\n[federation]\nsilos = 2\nrounds = 2\n[algorithm]\n'
         'name = "dp-sgd"\ntrust = "trusted"\nclip = 1.0\nstep = 0.1\n[privacy]\nrelation = "zero-out"\nmu = 1.0\n'
     )
-    with pytest.raises(InputError, match="finite numbers"):
+    with pytest.raises(InputError, match="have to be finite"):
         load_scenario(path, [assignment])
 
 
