@@ -351,7 +351,9 @@ def check_readable(mechanism: Mechanism, workload: Workload, algorithm: str) -> 
         read_back = mechanism_from_data(json.loads(json.dumps(mechanism.as_data())))
         # Attributes that no field gives are lost, and `==` need not see them.
         is_same = (read_back, hash(read_back), read_back.certified(workload)) == (
-            *(mechanism, hash(mechanism), mechanism.certified(workload)),
+            mechanism,
+            hash(mechanism),
+            mechanism.certified(workload),
         )
     except TypeError:
         is_same = False
