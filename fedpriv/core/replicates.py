@@ -93,7 +93,11 @@ def stack_signature(component: Any) -> Any:
     fields = dataclasses.fields(component)
     if any(
         not isinstance(getattr(type(component), name, None), cached_property)
-        for name in vars(component).keys() - {field.name for field in fields}
+        for name in {
+            *getattr(component, "__dict__", ()),
+            *(slot for kind in type(component).__mro__ for slot in getattr(kind, "__slots__", ())),
+        }
+        - {field.name for field in fields}
     ):
         return object()
     return type(component), tuple(

@@ -180,7 +180,7 @@ class ModelLayout:
                     if name not in parameters
                     else "its requires_grad is False"
                     if not parameters[name].requires_grad
-                    else f"here it is {next(own for own in own_shapes if parameters[own] is parameters[name])!r} "
+                    else f"here it is {next(key for key in own_shapes if parameters[key] is parameters[name])!r} "
                     "under another name; send each once, as named_parameters() has them"
                 )
                 raise InputError(

@@ -544,7 +544,7 @@ def _add_metrics(task: PublicTask, cell: Cell) -> Objective:
                 bool(task.label_shape) or cell.model.is_survival
             ),
             "run.goldstein_radius: an evaluation has no copies of model.augment; leave one of them out": (
-                getattr(cell.model.settings, "augment", None) is not None
+                isinstance(cell.model.settings, ModuleSettings) and cell.model.settings.augment is not None
             ),
         }
     )

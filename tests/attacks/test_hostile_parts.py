@@ -194,12 +194,20 @@ class Raised(PlainGradient):
         return plain._replace(clip=plain.clip * self.raised)
 
 
+class HiddenInSlot(Raised):
+    """The same attribute, in no dictionary."""
+
+    __slots__ = ("raised",)
+
+
 def test_guarantee_runs_that_are_computed_together_have_the_clips_that_they_were_planned_with() -> None:
     """Gains: μ = 100 in place of 1, as a copy for two clips had `raised` = 1 and the noise was for 0.01."""
     parts = [Raised(clip, raised=0.01) for clip in (1.0, 2.0)]
     assert stack_signature(parts[0]) != stack_signature(parts[1])
     assert stack_signature(parts[0]) != stack_signature(Raised(1.0, raised=0.01))
     assert stack(parts[:1], torch.float64, torch.device("cpu")) is parts[0]
+    hidden = [HiddenInSlot(clip, raised=0.01) for clip in (1.0, 2.0)]
+    assert stack_signature(hidden[0]) != stack_signature(hidden[1])
     plain = [PlainGradient(clip) for clip in (1.0, 2.0)]
     assert stack_signature(plain[0]) == stack_signature(plain[1])
 
@@ -224,6 +232,17 @@ class Louder(Echo):
 
     def noise(self, state: MechanismState, t: int, fresh: Tensor) -> tuple[Tensor, MechanismState]:
         return super().noise(state, t, self.factor * fresh)
+
+
+@dataclass(frozen=True, slots=True)
+class Slotted:
+    step: float
+
+
+def test_parts_without_a_dictionary_are_computed_together() -> None:
+    assert stack_signature(Slotted(1.0)) == stack_signature(Slotted(2.0))
+    stacked: Any = stack([Slotted(1.0), Slotted(2.0)], torch.float64, torch.device("cpu"))
+    assert stacked.step.tolist() == [[1.0], [2.0]]
 
 
 @pytest.mark.parametrize("factor", [0.1, 10.0])
